@@ -1,0 +1,102 @@
+// Package packet parses, rewrites and builds packets. It works on bytes: no NIC, clock, lock, log or allocation.
+//
+// Addresses and ports are numbers in host order (10.0.0.1 is 0x0a000001); bytes in a frame are in network order.
+package packet
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"pollux/internal/reason"
+)
+
+// Addr is an IPv4 address as a number in host order. Zero means none.
+type Addr uint32
+
+// AddrFrom converts a netip.Addr that is IPv4 (or IPv4-mapped); any other gives 0.
+func AddrFrom(a netip.Addr) Addr {
+	a = a.Unmap()
+	if !a.Is4() {
+		return 0
+	}
+	b := a.As4()
+	return Addr(binary.BigEndian.Uint32(b[:]))
+}
+
+// Netip converts to netip.Addr; 0 gives 0.0.0.0.
+func (a Addr) Netip() netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], uint32(a))
+	return netip.AddrFrom4(b)
+}
+
+// String prints dotted decimal.
+func (a Addr) String() string { return a.Netip().String() }
+
+// Kind is what the translator needs to know about a packet's shape.
+type Kind uint8
+
+const (
+	KindNone          Kind = iota // not looked at, or refused (see Headers.Reason)
+	KindTCP                       // unfragmented TCP, or a first fragment that holds the whole TCP header
+	KindUDP                       // likewise UDP
+	KindICMPQuery                 // echo/timestamp request or reply; SrcPort and DstPort both hold the id
+	KindICMPError                 // unreachable, time exceeded, parameter problem, quench: about a quoted packet
+	KindOther                     // any other IP protocol, or ICMP that is neither query nor error (then Reason is Unsupported)
+	KindLaterFragment             // fragment offset > 0: no ports
+	KindARP
+	KindIPv6
+	KindNotIP // any other ethertype, VLAN tags included
+)
+
+// Flags of a parsed packet.
+type Flags uint8
+
+const (
+	FlagDF           Flags = 1 << iota // don't fragment
+	FlagMF                             // more fragments: with offset 0 this is a first fragment
+	FlagZeroChecksum                   // UDP checksum 0: stays 0
+	FlagOptions                        // the IPv4 header has options
+	FlagL4Completed                    // Parse found a half-made L4 checksum and completed it (DESIGN 9)
+	FlagUnicastMAC                     // the destination MAC is unicast
+)
+
+// TCP flag bits in Headers.TCPFlags.
+const (
+	TCPFin = 0x01
+	TCPSyn = 0x02
+	TCPRst = 0x04
+	TCPAck = 0x10
+)
+
+// IP protocol numbers.
+const (
+	ProtoICMP   = 1
+	ProtoTCP    = 6
+	ProtoUDP    = 17
+	ProtoGRE    = 47
+	ProtoESP    = 50
+	ProtoICMPv6 = 58
+)
+
+// Headers is what Parse learned of one frame. It stays valid as a description of the packet *as received*: rewriting
+// changes the frame, never the Headers, so that Restore and ICMP errors can quote the packet as it was sent.
+type Headers struct {
+	Src, Dst         Addr   // outer IPv4 addresses
+	SrcPort, DstPort uint16 // see Kind
+	L3, L4           uint16 // offset in the frame of the IP header, and of what follows it
+	Len              uint16 // IP total length; the frame may be longer (Ethernet padding)
+	FragID           uint16 // IP id
+	FragOff          uint16 // offset in bytes
+	Kind             Kind
+	Proto            uint8 // IP protocol
+	TTL              uint8
+	TCPFlags         uint8
+	ICMPType         uint8
+	ICMPCode         uint8
+	Flags            Flags
+	Reason           reason.Reason // not None: refused; BadHeader, BadChecksum, Unsupported, BadSource
+}
+
+// Fragment reports whether the packet is a first or later fragment.
+func (h *Headers) Fragment() bool { return h.FragOff != 0 || h.Flags&FlagMF != 0 }

@@ -1,0 +1,50 @@
+package pmd
+
+import (
+	"pollux/nat"
+	"pollux/rtcache"
+)
+
+// Idle is what a worker does when there is nothing to do.
+type Idle uint8
+
+const (
+	Spin     Idle = iota // never sleep: dedicated cores
+	Adaptive             // spin a little, then sleep in ppoll: shared machines
+)
+
+// Mode is how sockets are bound.
+type Mode uint8
+
+const (
+	ModeAuto Mode = iota
+	ModeZeroCopy
+	ModeCopy
+)
+
+// PortOptions names a netdev and its role.
+type PortOptions struct {
+	Name string
+	Side nat.Side
+}
+
+// Options is all a Gateway needs, checked and resolved by internal/config.
+type Options struct {
+	Ports         []PortOptions
+	Cores         []int // empty: the last allowed core
+	Queues        []int // empty: queue 0; otherwise as many as Cores
+	Idle          Idle
+	SteerFlow     bool
+	RTPriority    int // 0: none; else the FIFO priority of worker threads
+	Oversubscribe bool
+	Mode          Mode
+	RingSize      int
+	Frames        int // 0: computed
+	Rules         nat.Rules
+	AliasPort     bool // nat.alias holds "port": the outside port's own address is the first alias address, followed live
+	MSSAuto       bool // nat.mss_clamp: auto
+	Limits        nat.Limits
+	RTCache       bool
+	ReversePath   rtcache.ReversePathMode
+	IPv6Forward   bool
+}
