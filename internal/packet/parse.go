@@ -1,0 +1,330 @@
+package packet
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"pollux/internal/reason"
+)
+
+// Sizes and offsets of what is parsed here, in bytes.
+const (
+	EthernetLen  = 14
+	IPv4Len      = 20 // without options
+	IPv6Len      = 40
+	UDPLen       = 8
+	TCPLen       = 20 // without options
+	ICMPLen      = 8
+	fastLen      = EthernetLen + IPv4Len + TCPLen // shortest frame that the fast path looks at
+	etherIPv4    = 0x0800
+	etherARP     = 0x0806
+	etherIPv6    = 0x86dd
+	fragmentBits = 0x3fff // MF and the offset
+	offsetBits   = 0x1fff
+)
+
+// ICMP types (RFC 792).
+const (
+	ICMPEchoReply        = 0
+	ICMPUnreachable      = 3
+	ICMPQuench           = 4
+	ICMPEcho             = 8
+	ICMPTimeExceeded     = 11
+	ICMPParameterProblem = 12
+	ICMPTimestamp        = 13
+	ICMPTimestampReply   = 14
+)
+
+// Parse fills h from frame, which starts at the Ethernet header. Every field of h is written. A packet that must not be
+// forwarded has h.Reason set and Kind KindNone (KindOther for an unsupported kind of ICMP); its other fields hold what
+// was learned until then. The frame is changed in one case only: a half-made L4 checksum of an unfragmented packet is
+// completed (DESIGN 9). Bytes beyond the IP total length are padding and never looked at.
+func Parse(frame []byte, h *Headers) {
+	// The fast path accepts what nearly every packet is: IPv4 without options, unfragmented TCP or UDP. It refuses
+	// nothing: whatever fails one of its tests is looked at again, from the start, by parseGeneral, which knows why.
+	if len(frame) < fastLen {
+		parseGeneral(frame, h)
+		return
+	}
+	b := (*[fastLen]byte)(frame)
+	total := int(binary.BigEndian.Uint16(b[16:18]))
+	fragment := binary.LittleEndian.Uint16(b[20:22])
+	if binary.LittleEndian.Uint32(b[12:16])&0xffffff != 0x450008 || // ethertype 0x0800, version 4, IHL 5
+		fragment&0xff3f != 0 || EthernetLen+total > len(frame) || b[26]-1 >= 223 || b[26] == 127 {
+		parseGeneral(frame, h)
+		return
+	}
+	// 2^16 = 2^32 = 2^64 = 1 modulo 0xffff, so a sum of wide words, in either byte order, is as good as one of 16-bit
+	// words, and "the folded sum is 0xffff" is "divisible by 0xffff", which costs one multiplication.
+	src, dst := binary.LittleEndian.Uint32(b[26:30]), binary.LittleEndian.Uint32(b[30:34])
+	sum, carry := bits.Add64(binary.LittleEndian.Uint64(b[14:22]), binary.LittleEndian.Uint64(b[22:30]), 0)
+	sum, carry = bits.Add64(sum, uint64(dst), carry)
+	if (sum+carry)%0xffff != 0 {
+		parseGeneral(frame, h)
+		return
+	}
+	pseudo := uint64(src) + uint64(dst) + 0xffff
+	flags := Flags(b[20]>>6&1) | Flags(^b[0]&1)<<5
+	var kind Kind
+	var tcpFlags uint8
+	var field uint16
+	switch b[23] {
+	case ProtoUDP:
+		length := int(binary.BigEndian.Uint16(b[38:40]))
+		if length < UDPLen || length > total-IPv4Len {
+			parseGeneral(frame, h)
+			return
+		}
+		field = binary.LittleEndian.Uint16(b[40:42])
+		pseudo += ProtoUDP<<8 + uint64(bits.ReverseBytes16(uint16(length)))
+		if field == 0 {
+			flags |= FlagZeroChecksum
+		}
+		kind = KindUDP
+	case ProtoTCP:
+		offset := int(b[46] >> 4 * 4)
+		if offset < TCPLen || offset > total-IPv4Len {
+			parseGeneral(frame, h)
+			return
+		}
+		field = binary.LittleEndian.Uint16(b[50:52])
+		pseudo += ProtoTCP<<8 + uint64(bits.ReverseBytes16(uint16(total-IPv4Len)))
+		tcpFlags = b[47]
+		kind = KindTCP
+	default:
+		parseGeneral(frame, h)
+		return
+	}
+	h.Src, h.Dst = Addr(bits.ReverseBytes32(src)), Addr(bits.ReverseBytes32(dst))
+	h.SrcPort, h.DstPort = binary.BigEndian.Uint16(b[34:36]), binary.BigEndian.Uint16(b[36:38])
+	h.L3, h.L4 = EthernetLen, EthernetLen+IPv4Len
+	h.Len = uint16(total)
+	h.FragID = binary.BigEndian.Uint16(b[18:20])
+	h.FragOff = 0
+	h.Kind = kind
+	h.Proto = b[23]
+	h.TTL = b[22]
+	h.TCPFlags = tcpFlags
+	h.ICMPType, h.ICMPCode = 0, 0
+	h.Flags = flags
+	h.Reason = reason.None
+	if (pseudo-uint64(field))%0xffff == 0 && field != 0 {
+		complete(frame, h)
+	}
+}
+
+// complete finishes a half-made checksum. It is apart so that Parse stays small in the instruction cache.
+//
+//go:noinline
+func complete(frame []byte, h *Headers) {
+	CompleteChecksum(frame, h)
+	h.Flags |= FlagL4Completed
+}
+
+// parseGeneral is Parse for any frame; it alone decides what is refused and why.
+//
+//go:noinline
+func parseGeneral(frame []byte, h *Headers) {
+	*h = Headers{L3: EthernetLen}
+	if len(frame) < EthernetLen {
+		h.Reason = reason.BadHeader
+		return
+	}
+	if frame[0]&1 == 0 {
+		h.Flags = FlagUnicastMAC
+	}
+	switch binary.BigEndian.Uint16(frame[12:14]) {
+	case etherIPv4:
+		parseIPv4(frame, h)
+	case etherIPv6:
+		parseIPv6(frame, h)
+	case etherARP:
+		h.Kind = KindARP
+	default:
+		h.Kind = KindNotIP
+	}
+}
+
+func parseIPv4(frame []byte, h *Headers) {
+	if len(frame) < EthernetLen+IPv4Len || frame[EthernetLen]>>4 != 4 {
+		h.Reason = reason.BadHeader
+		return
+	}
+	ip := frame[EthernetLen:]
+	header := headerIPv4(ip, h)
+	h.L4 = uint16(EthernetLen + header)
+	switch {
+	case header < IPv4Len || header > int(h.Len) || int(h.Len) > len(ip):
+		h.Reason = reason.BadHeader
+		return
+	case Sum(ip[:header], 0) != 0xffff:
+		h.Reason = reason.BadChecksum
+		return
+	case !hostSource(h.Src):
+		h.Reason = reason.BadSource
+		return
+	}
+	if h.FragOff != 0 {
+		// A TCP fragment at offset 8 could overwrite the flags of a header already judged (RFC 1858 3).
+		if h.Proto == ProtoTCP && h.FragOff == 8 {
+			h.Reason = reason.BadHeader
+			return
+		}
+		h.Kind = KindLaterFragment
+		return
+	}
+	parseL4(ip[header:h.Len], h)
+	if (h.Kind == KindTCP || h.Kind == KindUDP) && HalfMade(frame, h) {
+		complete(frame, h)
+	}
+}
+
+// headerIPv4 reads the fixed part of an IPv4 header, of which ip holds at least 20 bytes, and returns the header's length.
+func headerIPv4(ip []byte, h *Headers) int {
+	b := (*[IPv4Len]byte)(ip)
+	h.Len = binary.BigEndian.Uint16(b[2:4])
+	h.FragID = binary.BigEndian.Uint16(b[4:6])
+	word := binary.BigEndian.Uint16(b[6:8])
+	h.FragOff = word & offsetBits * 8
+	if word&0x4000 != 0 {
+		h.Flags |= FlagDF
+	}
+	if word&0x2000 != 0 {
+		h.Flags |= FlagMF
+	}
+	h.TTL, h.Proto = b[8], b[9]
+	h.Src, h.Dst = Addr(binary.BigEndian.Uint32(b[12:16])), Addr(binary.BigEndian.Uint32(b[16:20]))
+	header := int(b[0]&15) * 4
+	if header > IPv4Len {
+		h.Flags |= FlagOptions
+	}
+	return header
+}
+
+// hostSource reports whether a packet may come from a: not "this network", loopback, multicast, reserved, broadcast.
+func hostSource(a Addr) bool {
+	top := a >> 24
+	return top != 0 && top != 127 && top < 224
+}
+
+// parseL4 reads the L4 header of an unfragmented packet or first fragment; l4 is what the IP packet holds of it. A first
+// fragment too small for the header is refused: it hides what a filter must see (RFC 1858).
+func parseL4(l4 []byte, h *Headers) {
+	whole := h.Flags&FlagMF == 0
+	switch h.Proto {
+	case ProtoTCP:
+		if len(l4) < TCPLen {
+			break
+		}
+		offset := int(l4[12]>>4) * 4
+		if offset < TCPLen || offset > len(l4) {
+			break
+		}
+		h.Kind = KindTCP
+		h.SrcPort, h.DstPort = binary.BigEndian.Uint16(l4[0:2]), binary.BigEndian.Uint16(l4[2:4])
+		h.TCPFlags = l4[13]
+		return
+	case ProtoUDP:
+		if len(l4) < UDPLen {
+			break
+		}
+		length := int(binary.BigEndian.Uint16(l4[4:6]))
+		if length < UDPLen || whole && length > len(l4) {
+			break
+		}
+		h.Kind = KindUDP
+		h.SrcPort, h.DstPort = binary.BigEndian.Uint16(l4[0:2]), binary.BigEndian.Uint16(l4[2:4])
+		if l4[6]|l4[7] == 0 {
+			h.Flags |= FlagZeroChecksum
+		}
+		return
+	case ProtoICMP:
+		if len(l4) < ICMPLen {
+			break
+		}
+		parseICMP(l4, h)
+		return
+	default:
+		h.Kind = KindOther
+		return
+	}
+	h.Reason = reason.BadHeader
+}
+
+// parseICMP reads the ICMP header; l4 holds at least its 8 bytes.
+func parseICMP(l4 []byte, h *Headers) {
+	h.ICMPType, h.ICMPCode = l4[0], l4[1]
+	switch h.ICMPType {
+	case ICMPEchoReply, ICMPEcho, ICMPTimestamp, ICMPTimestampReply:
+		if h.ICMPCode == 0 {
+			h.Kind = KindICMPQuery
+			h.SrcPort = binary.BigEndian.Uint16(l4[4:6])
+			h.DstPort = h.SrcPort
+			return
+		}
+	case ICMPUnreachable, ICMPQuench, ICMPTimeExceeded, ICMPParameterProblem:
+		h.Kind = KindICMPError
+		return
+	}
+	h.Kind = KindOther
+	h.Reason = reason.Unsupported
+}
+
+// parseIPv6 reads the fixed header only: Proto is the next header, TTL the hop limit, Len the header and payload together;
+// Src and Dst stay 0.
+func parseIPv6(frame []byte, h *Headers) {
+	ip := frame[EthernetLen:]
+	if len(ip) < IPv6Len || ip[0]>>4 != 6 {
+		h.Reason = reason.BadHeader
+		return
+	}
+	total := IPv6Len + int(binary.BigEndian.Uint16(ip[4:6]))
+	if total > len(ip) || total > 0xffff {
+		h.Reason = reason.BadHeader
+		return
+	}
+	h.Kind = KindIPv6
+	h.L4 = EthernetLen + IPv6Len
+	h.Len = uint16(total)
+	h.Proto, h.TTL = ip[6], ip[7]
+	if HalfMade(frame, h) {
+		complete(frame, h)
+	}
+}
+
+// ParseQuoted fills q from the packet that the ICMP error outer quotes. Offsets in q are relative to frame; q.Len is the
+// quoted packet's own length, which may go far beyond the quote. It reports false unless the quote is IPv4 with its whole
+// header and 8 bytes behind it (RFC 792). Of a TCP header no more than these 8 bytes need be there, so TCPFlags is not
+// filled. Nothing of the quote is verified: checksums, source and lengths may have been damaged by what the error tells.
+// A quoted later fragment is KindLaterFragment and has no ports; a quoted ICMP error is KindICMPError.
+func ParseQuoted(frame []byte, outer, q *Headers) bool {
+	*q = Headers{}
+	start, end := int(outer.L4)+ICMPLen, int(outer.L3)+int(outer.Len)
+	if outer.Kind != KindICMPError || end > len(frame) || start+IPv4Len > end || frame[start]>>4 != 4 {
+		return false
+	}
+	header := headerIPv4(frame[start:], q)
+	if header < IPv4Len || start+header+8 > end {
+		return false
+	}
+	q.L3, q.L4 = uint16(start), uint16(start+header)
+	l4 := (*[8]byte)(frame[start+header:])
+	switch {
+	case q.FragOff != 0:
+		q.Kind = KindLaterFragment
+	case q.Proto == ProtoTCP, q.Proto == ProtoUDP:
+		q.Kind = KindTCP
+		if q.Proto == ProtoUDP {
+			q.Kind = KindUDP
+			if l4[6]|l4[7] == 0 {
+				q.Flags |= FlagZeroChecksum
+			}
+		}
+		q.SrcPort, q.DstPort = binary.BigEndian.Uint16(l4[0:2]), binary.BigEndian.Uint16(l4[2:4])
+	case q.Proto == ProtoICMP:
+		parseICMP(l4[:], q)
+	default:
+		q.Kind = KindOther
+	}
+	return true
+}
