@@ -1,0 +1,75 @@
+# pollux: a NAT gateway over AF_XDP. `make help` lists the targets.
+
+GO       ?= go
+SHELL    := /bin/bash
+BIN      := bin/pollux
+SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+VERSION  ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+FUZZTIME ?= 30s
+FUZZ     ?= .
+BENCH    ?= .
+COUNT    ?= 5
+SOAKTIME ?= 10m
+TESTTIME ?= 15m
+
+# What the tests and the generator use beyond Go itself: the command or file to look for, and its Debian package.
+NEEDS := ip:iproute2 nft:nftables iperf3:iperf3 curl:curl ping:iputils-ping traceroute:traceroute \
+         clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev
+
+.DEFAULT_GOAL := build
+.PHONY: build help deps lint test unit integration bench fuzz soak generate demo clean
+
+build: ## build bin/pollux
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $(BIN) ./cmd/pollux
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) TESTTIME=$(TESTTIME)"
+
+deps: ## install the Debian packages that tests and `make generate` need (only those that are missing)
+	@missing=; for n in $(NEEDS); do \
+	  case $$n in /*) [ -e "$${n%%:*}" ];; *) PATH=$$PATH:/usr/sbin:/sbin command -v "$${n%%:*}" >/dev/null;; esac \
+	  || missing="$$missing $${n##*:}"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:$$missing"; \
+	  $(SUDO) apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+
+lint: ## gofmt, go vet and staticcheck (pinned in tools/go.mod)
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt -w these:"; echo "$$bad"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) tool -modfile=tools/go.mod staticcheck ./...
+
+test: ## unit, property and integration tests (integration needs root and AF_XDP; skipped, saying why, without)
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory deps; fi
+	@$(MAKE) --no-print-directory unit integration
+
+unit: ## tests of the packages alone
+	$(GO) test -count=1 -timeout $(TESTTIME) $$($(GO) list ./... | grep -v '^pollux/test$$')
+
+integration: ## tests of the built binary over AF_XDP in network namespaces
+	$(GO) test -count=1 -timeout $(TESTTIME) ./test/
+
+bench: ## benchmarks (BENCH=regexp COUNT=n)
+	$(GO) test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) ./...
+
+fuzz: ## every fuzz target for FUZZTIME (FUZZ=regexp selects)
+	@set -e -o pipefail; \
+	{ grep -oHE '^func Fuzz[A-Za-z0-9_]*' $$(git ls-files '*_test.go') || true; } | sed 's/:func / /' | while read -r file name; do \
+	  [[ $$name =~ $(FUZZ) ]] || continue; \
+	  echo "fuzz $$name in $$(dirname $$file) for $(FUZZTIME)"; \
+	  $(GO) test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file) </dev/null; \
+	done
+
+soak: ## mixed traffic with restarts through one lab for SOAKTIME
+	$(SUDO) env "PATH=$$PATH" POLLUX_SOAK=$(SOAKTIME) $(GO) test -count=1 -v -timeout 0 -run '^TestSoak$$' ./test/
+
+generate: deps ## rebuild the XDP program and whatever else is generated and committed
+	$(GO) generate ./...
+
+demo: build ## see a NAT at work: three network namespaces, real traffic, AF_XDP (needs root)
+	$(SUDO) $(BIN) demo
+
+clean: ## remove what was built
+	rm -rf bin
