@@ -1,5 +1,3 @@
-// Package rings is pollux's own AF_XDP binding: UMEM, frames, the four rings, sockets, and the XDP program; and the
-// single-producer single-consumer ring between workers. It knows nothing of NAT.
 package rings
 
 // Frame names a piece of UMEM that holds a packet. Its layout is that of the kernel's struct xdp_desc.
