@@ -63,10 +63,16 @@ func Parse(frame []byte, h *Headers) {
 		parseGeneral(frame, h)
 		return
 	}
-	pseudo := uint64(src) + uint64(dst) + 0xffff
+	// Neighbouring fields are cut from one word in the order of their places, so that the compiler stores them as one.
+	// What is stored here in vain is written again by parseGeneral.
+	h.Src, h.Dst = Addr(bits.ReverseBytes32(src)), Addr(bits.ReverseBytes32(dst))
+	h.SrcPort, h.DstPort = binary.BigEndian.Uint16(b[34:36]), binary.BigEndian.Uint16(b[36:38])
+	place := uint64(EthernetLen) | (EthernetLen+IPv4Len)<<16 | uint64(total)<<32 | uint64(binary.BigEndian.Uint16(b[18:20]))<<48
+	h.L3, h.L4, h.Len, h.FragID = uint16(place), uint16(place>>16), uint16(place>>32), uint16(place>>48)
+	h.FragOff = 0
 	flags := Flags(b[20]>>6&1) | Flags(^b[0]&1)<<5
-	var kind Kind
-	var tcpFlags uint8
+	rest := uint64(binary.BigEndian.Uint16(b[22:24]))<<8 | uint64(flags)<<48 // protocol and TTL change places
+	pseudo := uint64(src) + uint64(dst) + 0xffff
 	var field uint16
 	switch b[23] {
 	case ProtoUDP:
@@ -77,10 +83,10 @@ func Parse(frame []byte, h *Headers) {
 		}
 		field = binary.LittleEndian.Uint16(b[40:42])
 		pseudo += ProtoUDP<<8 + uint64(bits.ReverseBytes16(uint16(length)))
+		rest |= uint64(KindUDP)
 		if field == 0 {
-			flags |= FlagZeroChecksum
+			rest |= uint64(FlagZeroChecksum) << 48
 		}
-		kind = KindUDP
 	case ProtoTCP:
 		offset := int(b[46] >> 4 * 4)
 		if offset < TCPLen || offset > total-IPv4Len {
@@ -89,25 +95,13 @@ func Parse(frame []byte, h *Headers) {
 		}
 		field = binary.LittleEndian.Uint16(b[50:52])
 		pseudo += ProtoTCP<<8 + uint64(bits.ReverseBytes16(uint16(total-IPv4Len)))
-		tcpFlags = b[47]
-		kind = KindTCP
+		rest |= uint64(KindTCP) | uint64(b[47])<<24
 	default:
 		parseGeneral(frame, h)
 		return
 	}
-	h.Src, h.Dst = Addr(bits.ReverseBytes32(src)), Addr(bits.ReverseBytes32(dst))
-	h.SrcPort, h.DstPort = binary.BigEndian.Uint16(b[34:36]), binary.BigEndian.Uint16(b[36:38])
-	h.L3, h.L4 = EthernetLen, EthernetLen+IPv4Len
-	h.Len = uint16(total)
-	h.FragID = binary.BigEndian.Uint16(b[18:20])
-	h.FragOff = 0
-	h.Kind = kind
-	h.Proto = b[23]
-	h.TTL = b[22]
-	h.TCPFlags = tcpFlags
-	h.ICMPType, h.ICMPCode = 0, 0
-	h.Flags = flags
-	h.Reason = reason.None
+	h.Kind, h.Proto, h.TTL, h.TCPFlags = Kind(rest), uint8(rest>>8), uint8(rest>>16), uint8(rest>>24)
+	h.ICMPType, h.ICMPCode, h.Flags, h.Reason = uint8(rest>>32), uint8(rest>>40), Flags(rest>>48), reason.Reason(rest>>56)
 	if (pseudo-uint64(field))%0xffff == 0 && field != 0 {
 		complete(frame, h)
 	}
