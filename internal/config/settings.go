@@ -1,0 +1,94 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+
+	"pollux/internal/packet"
+	"pollux/nat"
+	"pollux/pmd"
+	"pollux/rtcache"
+)
+
+// settings is the configuration as it was written, defaults filled in. Config resolves it.
+type settings struct {
+	ports         []port
+	cores, queues []int
+	idle          pmd.Idle
+	steerFlow     bool
+	rtPriority    int
+	oversubscribe bool
+	mode          pmd.Mode
+	ringSize      int
+	frames        int
+	limits        nat.Limits
+
+	alias         []aliasSpec
+	rules         nat.Rules // its scalar fields, Exempt, Timeouts, Blocks, Deterministic
+	mssAuto       bool
+	redirectPort  []redirectPort
+	redirectAddr  []redirectAddr
+	redirectProto []redirectProto
+
+	rtcache     bool
+	reversePath rtcache.ReversePathMode
+	ipv6Forward bool
+	control     Control
+	metrics     string
+	syslog      string
+	ipfix       string
+	logSessions bool
+	replay      Replay
+
+	where map[string]place // of each key that was given
+}
+
+// Control says where the control socket is and who may use it.
+type Control struct {
+	Socket string // path of the unix socket
+	Mode   uint32 // permission bits
+	Group  string // owner group by name or number; "": the process's own
+}
+
+// Replay is the world that `pollux replay` plays captures in: there is no kernel and no netdev.
+type Replay struct {
+	InsideMAC, OutsideMAC [6]byte // the gateway's own
+	NextHopMAC            [6]byte // of every neighbour on both sides
+	InsideAddress         packet.Addr
+	OutsideAddress        packet.Addr // 0 in the file: the first alias address
+	InsideNetworks        []netip.Prefix
+	InsideMTU, OutsideMTU int
+	AnyMAC                bool // frames to any unicast MAC are taken
+}
+
+func defaults() *settings {
+	return &settings{
+		idle:     pmd.Spin,
+		mode:     pmd.ModeAuto,
+		ringSize: 2048,
+		limits:   nat.Limits{Links: 1_000_000, Fragments: 4096},
+		rules:    nat.DefaultRules(),
+		rtcache:  true,
+		control:  Control{Socket: DefaultSocket, Mode: 0o660},
+		replay: Replay{
+			InsideMAC:     [6]byte{2, 0, 0, 0, 0, 1},
+			OutsideMAC:    [6]byte{2, 0, 0, 0, 1, 1},
+			NextHopMAC:    [6]byte{2, 0, 0, 0, 0, 0xfe},
+			InsideAddress: packet.AddrFrom(netip.MustParseAddr("192.0.2.254")),
+			InsideNetworks: []netip.Prefix{
+				netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
+				netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("100.64.0.0/10"),
+			},
+			InsideMTU: 1500, OutsideMTU: 1500, AnyMAC: true,
+		},
+		where: map[string]place{},
+	}
+}
+
+// DefaultSocket is the control socket's path when nothing else is said.
+const DefaultSocket = "/run/pollux.sock"
+
+const (
+	durationMin = time.Millisecond // the dataplane's tick
+	durationMax = 24 * 24 * time.Hour
+)
