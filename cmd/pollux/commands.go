@@ -1,0 +1,13 @@
+package main
+
+import "github.com/urfave/cli/v2"
+
+// commands lists them in the order of the help page.
+func commands() []*cli.Command {
+	return []*cli.Command{
+
+		checkCommand(),
+
+		versionCommand(),
+	}
+}
