@@ -1,0 +1,210 @@
+package lport
+
+import (
+	"math/bits"
+
+	"pollux/internal/packet"
+)
+
+// cache remembers, for one peer of one row, which ports are in use toward it: the third seed's advisory negative cache.
+//
+// It is made at the first conflict toward the peer, so a clear bit means only "not known to be in use": links from before are
+// found one by one by asking InUse, each at most once. A set bit is certain. It is cleared when the link goes, and a cache
+// without bits goes back to the arena.
+//
+// When two meet. Within one Space a peer is looked up by its key, so two caches for one key never exist. They meet when a
+// row changes from endpoint-dependent to address-dependent mapping: the cache of an address as a whole (port 0) is
+// then made while caches of (address, port) live. These are merged into it: a port used toward any port of an address is
+// used toward the address. The other way round nothing is merged: InUse tells an exact peer what it needs.
+type cache struct {
+	bits [1024]uint64 // ports in use toward the peer: 8 KiB
+	skip [16]uint64   // words in which no port is left for this peer
+	gain uint32       // the row's gain when skip was right
+
+	alias, addr packet.Addr
+	port        uint16
+	row         Row
+	live        bool
+	n           uint32 // bits set
+	next        uint32 // in the hash chain or the list of unused ones; 0 ends
+}
+
+func (c *cache) set(port uint16) {
+	w, bit := &c.bits[port>>6&1023], uint64(1)<<(port&63)
+	if *w&bit == 0 {
+		*w |= bit
+		c.n++
+	}
+}
+
+func (c *cache) clear(port uint16) {
+	i := port >> 6 & 1023
+	w, bit := &c.bits[i], uint64(1)<<(port&63)
+	if *w&bit != 0 {
+		*w &^= bit
+		c.n--
+		c.skip[i>>6&15] &^= 1 << (i & 63)
+	}
+}
+
+// caches is the arena of a worker's caches and the hash table that finds them. Index 0 is never used.
+type caches struct {
+	all   []cache
+	head  []uint32 // first of each hash chain
+	shift uint32
+	free  uint32 // first unused one that was used before
+	fresh uint32 // the first never used one
+	live  uint32
+	wide  uint32 // live ones of whole addresses (port 0)
+	peak  uint32
+	stole uint64 // taken from a peer that had less use for it
+	met   uint64 // merged into another
+}
+
+func newCaches(n int) (caches, error) {
+	log := max(bits.Len(uint(n)), 4)
+	t := caches{shift: 64 - uint32(log), fresh: 1}
+	var err error
+	if t.all, err = mapped[cache](n + 1); err != nil {
+		return t, err
+	}
+	if t.head, err = mapped[uint32](1 << log); err != nil {
+		unmap(t.all)
+	}
+	return t, err
+}
+
+func (t *caches) close() {
+	unmap(t.all)
+	unmap(t.head)
+	*t = caches{}
+}
+
+func (t *caches) chain(alias packet.Addr, row Row, p Peer) *uint32 {
+	h := (uint64(alias)<<32 | uint64(p.Addr)) * 0x9e3779b97f4a7c15
+	h = (h ^ h>>29 ^ uint64(p.Port)<<8 ^ uint64(row)) * 0xbf58476d1ce4e5b9
+	return &t.head[h>>t.shift]
+}
+
+// find returns the peer's cache, or nil.
+func (t *caches) find(alias packet.Addr, row Row, p Peer) *cache {
+	for i := *t.chain(alias, row, p); i != 0; {
+		c := &t.all[i]
+		if c.addr == p.Addr && c.port == p.Port && c.alias == alias && c.row == row {
+			return c
+		}
+		i = c.next
+	}
+	return nil
+}
+
+// make returns a new cache for a peer that has none, or nil when the arena is used up.
+func (t *caches) make(alias packet.Addr, row Row, p Peer, r *row) *cache {
+	i := t.free
+	switch {
+	case i != 0:
+		t.free = t.all[i].next
+	case int(t.fresh) < len(t.all):
+		i = t.fresh
+		t.fresh++
+	default:
+		return nil
+	}
+	head := t.chain(alias, row, p)
+	c := &t.all[i]
+	c.skip, c.gain = [16]uint64{}, r.gain
+	c.alias, c.addr, c.port, c.row, c.live, c.n, c.next = alias, p.Addr, p.Port, row, true, 0, *head
+	*head = i
+	t.live++
+	t.peak = max(t.peak, t.live)
+	r.caches++
+	if p.Port == 0 {
+		t.wide++
+		if r.caches > t.wide { // some exact ones live: only after a change of the mapping behaviour
+			t.merge(c, r)
+		}
+	}
+	return c
+}
+
+// merge moves what exact caches know of an address into the cache of the whole address.
+func (t *caches) merge(into *cache, r *row) {
+	for i := uint32(1); i < t.fresh; i++ {
+		c := &t.all[i]
+		if !c.live || c.port == 0 || c.addr != into.addr || c.alias != into.alias || c.row != into.row {
+			continue
+		}
+		for w, b := range c.bits {
+			into.n += uint32(bits.OnesCount64(b &^ into.bits[w]))
+			into.bits[w] |= b
+		}
+		t.met++
+		t.drop(c, r)
+	}
+}
+
+// steal frees the emptiest of a few random caches if it knows less than worth ports. Caches are advisory: its peer
+// merely has to learn again.
+func (t *caches) steal(worth uint32, random uint64, rowOf func(*cache) *row) bool {
+	var best *cache
+	for range 8 {
+		c := &t.all[1+random%uint64(len(t.all)-1)]
+		random = bits.RotateLeft64(random, 11) * 0x9e3779b97f4a7c15
+		if c.live && (best == nil || c.n < best.n) {
+			best = c
+		}
+	}
+	if best == nil || best.n >= worth {
+		return false
+	}
+	t.drop(best, rowOf(best))
+	t.stole++
+	return true
+}
+
+// forget says that the port is no longer in use toward the peer.
+func (t *caches) forget(alias packet.Addr, row Row, p Peer, port uint16, r *row) {
+	if c := t.find(alias, row, p); c != nil {
+		t.clear(c, port, r)
+	}
+	if t.wide != 0 && p.Port != 0 {
+		if c := t.find(alias, row, Peer{Addr: p.Addr}); c != nil {
+			t.clear(c, port, r) // perhaps still used toward another port of the address: then InUse says so again
+		}
+	}
+}
+
+func (t *caches) clear(c *cache, port uint16, r *row) {
+	if c.clear(port); c.n == 0 {
+		t.drop(c, r)
+	}
+}
+
+// drop takes a cache out of the table and gives it back to the arena.
+func (t *caches) drop(c *cache, r *row) {
+	if c.n != 0 {
+		clear(c.bits[:])
+	}
+	if c.port == 0 {
+		t.wide--
+	}
+	p := t.chain(c.alias, c.row, Peer{c.addr, c.port})
+	for &t.all[*p] != c {
+		p = &t.all[*p].next
+	}
+	i := *p
+	*p = c.next
+	c.live, c.addr, c.n, c.next = false, 0, 0, t.free
+	t.free = i
+	t.live--
+	r.caches--
+}
+
+// dropAll drops every cache of a row.
+func (t *caches) dropAll(alias packet.Addr, row Row, r *row) {
+	for i := uint32(1); i < t.fresh && r.caches != 0; i++ {
+		if c := &t.all[i]; c.live && c.alias == alias && c.row == row {
+			t.drop(c, r)
+		}
+	}
+}

@@ -1,0 +1,464 @@
+package lport
+
+import (
+	"math/bits"
+
+	"pollux/internal/clock"
+	"pollux/internal/packet"
+)
+
+const (
+	ownWords   = 64   // words looked at for a port that this worker owns, before it claims one beyond its share
+	stealAfter = 16   // conflicts in one search without a cache, after which an emptier cache is taken from another peer
+	refills    = 8    // rescans of the owner bytes in one request
+	plenty     = 8192 // candidates in a row, from which on a worker needs no news of bytes that others give back
+)
+
+// Exclusive gives a port that nobody uses on (alias, row): an endpoint-independent mapping. Errors: ErrNoPort, ErrHostLimit.
+func (s *Space) Exclusive(r *Request) (uint16, error) {
+	return s.choose(r, false, Peer{})
+}
+
+// Toward gives a port that is free toward one peer (Port 0: toward any port of that address): endpoint-dependent mappings
+// share ports between remotes. Errors: ErrNoPort, ErrHostLimit.
+func (s *Space) Toward(r *Request, p Peer) (uint16, error) {
+	return s.choose(r, true, p)
+}
+
+// Fixed takes a port that somebody else chose (a target, a link made from outside): it is claimed and counted, not chosen,
+// and may be shared. With host 0 it counts for no host. False: another worker, the kernel, a redirect or an exclusive
+// mapping has it, or the alias is unknown.
+func (s *Space) Fixed(alias packet.Addr, rw Row, port uint16, host packet.Addr) bool {
+	a := s.alias(alias)
+	if a == nil || rw >= Rows {
+		return false
+	}
+	r := a.row(rw)
+	if r == nil || r.uses[port]&exclusive != 0 || s.resting(a, rw, port) {
+		return false
+	}
+	q := &s.q
+	*q = query{a: a, r: r, row: rw, shared: true}
+	if r.uses[port] == 0 {
+		r.offer(port)
+	}
+	if !s.claim(q, port) {
+		return false
+	}
+	if host != 0 && s.o.PortsPerHost > 0 {
+		q.host = s.ledger.host(host)
+	}
+	s.commit(q, port)
+	return true
+}
+
+// Release gives a port back that Exclusive, Toward, Pair or Fixed gave: once for each time. p is the peer of a shared port (the one
+// given to Toward; for Fixed, the link's remote); shared is the caller's belief whether it was shared; where the record here
+// says otherwise, the record decides. A port that is not in use stays as it is.
+func (s *Space) Release(alias packet.Addr, rw Row, port uint16, host packet.Addr, p Peer, shared bool, now clock.Tick) {
+	a := s.known(alias)
+	if a == nil || rw >= Rows || a.rows[rw] == nil {
+		return
+	}
+	if a.table != s.o.Owners.table.Load() {
+		s.refresh(a, alias)
+	}
+	r := a.rows[rw]
+	u := r.uses[port]
+	if u == 0 {
+		return
+	}
+	shared = u&exclusive == 0
+	if shared && r.caches != 0 {
+		s.caches.forget(alias, rw, p, port, r)
+	}
+	if s.ledger.used > 0 {
+		s.ledger.release(host, alias, rw, port)
+	}
+	inBlock := s.leaveBlock(a, rw, port, now)
+	if r.uses[port] = (u &^ exclusive) - 1; r.uses[port] != 0 {
+		return
+	}
+	r.used--
+	r.free.set(port)
+	r.nfree++
+	if shared {
+		r.shared.clear(port) // the word keeps its candidate, so no cache skips it wrongly
+	} else {
+		r.gain++
+	}
+	if !inBlock {
+		s.giveBack(a, r, rw, port)
+	}
+}
+
+// giveBack frees the owner byte of a port that is no longer used.
+func (s *Space) giveBack(a *aliasSpace, r *row, rw Row, port uint16) {
+	if a.own == nil || a.own.byte(rw, port) != s.me {
+		return
+	}
+	a.own.release(rw, port)
+	r.held--
+	if s.blocks.shift != 0 && rw < blockRows && len(a.blocks.all) != 0 {
+		a.blocks.free.set(port >> s.blocks.shift)
+	}
+	var self int32
+	if r.hungry {
+		self = 1
+		if s.o.Workers > 1 && r.nfree > plenty {
+			r.hungry, r.dry, a.blocks.dry, self = false, false, false, 0
+			a.own.rows[rw].hungry.Add(-1)
+		}
+	}
+	a.own.tell(rw, self)
+}
+
+// begin fills in the query of a request.
+func (s *Space) begin(r *Request, shared bool, p Peer) (*query, error) {
+	a := s.alias(r.Alias)
+	if a == nil || r.Row >= Rows {
+		return nil, ErrNoPort
+	}
+	rw := a.row(r.Row)
+	if rw == nil {
+		return nil, ErrNoPort
+	}
+	q := &s.q
+	*q = query{a: a, r: rw, row: r.Row, peer: p, shared: shared, lo: s.low, hi: s.high, mask: ^uint64(0)}
+	if plan := s.o.Deterministic; plan != nil {
+		alias, lo, hi, ok := plan.Forward(r.Host)
+		if !ok || alias != r.Alias {
+			return nil, ErrNoPort
+		}
+		q.lo, q.hi = uint32(lo), uint32(hi)
+	}
+	if shared && rw.caches != 0 {
+		if q.c = s.caches.find(r.Alias, r.Row, p); q.c != nil && q.c.gain != rw.gain {
+			q.c.skip, q.c.gain = [16]uint64{}, rw.gain
+		}
+	}
+	if s.o.PortsPerHost > 0 || s.blocks.shift != 0 {
+		if q.host = s.ledger.host(r.Host); q.host == nil {
+			return nil, ErrHostLimit
+		}
+	}
+	return q, nil
+}
+
+// room checks the port limit of the host. A host at its limit may still use a port that it has toward other peers: the one
+// it wants.
+func (s *Space) room(q *query, r *Request, more uint32) error {
+	limit := uint32(s.o.PortsPerHost)
+	if limit == 0 || q.host.n+more <= limit {
+		return nil
+	}
+	if want := uint32(r.Want); q.shared && want >= q.lo && want <= q.hi && s.ledger.find(r.Host, r.Alias, r.Row, r.Want) != nil {
+		q.lo, q.hi, q.only = want, want, true
+		return nil
+	}
+	return ErrHostLimit
+}
+
+func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
+	q, err := s.begin(r, shared, p)
+	if err == nil {
+		if err = s.room(q, r, 1); err == nil {
+			var port int32
+			if port, err = s.find(q, r); err == nil {
+				s.commit(q, uint16(port))
+				s.stats.given++
+				s.stats.steps[min(bits.Len32(q.steps), StepBuckets-1)]++
+				return uint16(port), nil
+			}
+			s.stats.steps[min(bits.Len32(q.steps), StepBuckets-1)]++
+		}
+		s.ledger.trim(q.host)
+	}
+	s.stats.refused++
+	return 0, err
+}
+
+// find searches until a port is found or every owner byte was looked at in vain.
+func (s *Space) find(q *query, r *Request) (int32, error) {
+	if s.blocks.shift != 0 {
+		return s.findInBlocks(q, r, false)
+	}
+	for range refills {
+		if port := s.attempt(q, r); port >= 0 {
+			return port, nil
+		}
+		if !s.refill(q) {
+			break
+		}
+	}
+	return -1, ErrNoPort
+}
+
+// attempt tries the ports of [q.lo, q.hi] in the order of preference.
+func (s *Space) attempt(q *query, r *Request) int32 {
+	want := uint32(r.Want)
+	crowded := s.o.Workers > 1 && q.r.held >= s.share && s.o.Deterministic == nil // others need ports too
+	if s.o.SamePorts && want >= q.lo && want <= q.hi {
+		if s.tryWanted(q, r.Want, crowded) {
+			return int32(want)
+		}
+	}
+	if crowded && q.shared {
+		if port := s.own(q); port >= 0 {
+			return port
+		}
+	}
+	return s.pick(q, r)
+}
+
+// tryWanted tries the host's own number.
+func (s *Space) tryWanted(q *query, port uint16, crowded bool) bool {
+	q.steps++
+	r := q.r
+	if r.uses[port] == 0 {
+		if crowded && q.shared {
+			return false
+		}
+		if !r.free.has(port) {
+			if q.a.own.byte(q.row, port) != ByteFree {
+				return false
+			}
+			r.offer(port)
+		}
+	}
+	return q.candidates(uint32(port)>>6)>>(port&63)&1 != 0 && s.take(q, port)
+}
+
+// pick tries the range from a random port on, right parity first.
+func (s *Space) pick(q *query, r *Request) int32 {
+	if s.o.Parity {
+		q.mask = 0x5555555555555555 << (r.Want & 1)
+		port := s.circle(q)
+		q.mask = ^uint64(0)
+		if port >= 0 {
+			return port
+		}
+	}
+	return s.circle(q)
+}
+
+func (s *Space) circle(q *query) int32 {
+	start := q.lo + s.random(q.hi-q.lo+1)
+	port := s.scan(q, start, q.hi)
+	if port < 0 && start > q.lo {
+		port = s.scan(q, q.lo, start-1)
+	}
+	return port
+}
+
+// random returns a number in [0, n) that nobody outside can guess.
+func (s *Space) random(n uint32) uint32 {
+	return uint32(s.rng.Uint64() >> 32 * uint64(n) >> 32)
+}
+
+func (s *Space) scan(q *query, from, to uint32) int32 {
+	for from <= to {
+		port := q.next(from, to)
+		if port < 0 || s.take(q, uint16(port)) {
+			return port
+		}
+		from = uint32(port) + 1
+	}
+	return -1
+}
+
+// own looks near a random place for a port that is this worker's already.
+func (s *Space) own(q *query) int32 {
+	first, last := q.lo>>6, q.hi>>6
+	w := first + s.random(last-first+1)
+	for range min(ownWords, last-first+1) {
+		q.steps++
+		x := q.r.shared.word[w&1023]
+		if q.c != nil {
+			x &^= q.c.bits[w&1023]
+		}
+		for ; x != 0; x &= x - 1 {
+			port := w<<6 + uint32(bits.TrailingZeros64(x))
+			if port >= q.lo && port <= q.hi && s.take(q, uint16(port)) {
+				return int32(port)
+			}
+		}
+		if w++; w > last {
+			w = first
+		}
+	}
+	return -1
+}
+
+// take tries one candidate.
+func (s *Space) take(q *query, port uint16) bool {
+	q.steps++
+	if q.shared && s.o.InUse != nil && s.o.InUse(q.a.addr, q.row, port, q.peer) {
+		s.conflict(q, port)
+		return false
+	}
+	return s.claim(q, port)
+}
+
+// claim makes the port's byte this worker's. A port that is another's leaves the candidates.
+func (s *Space) claim(q *query, port uint16) bool {
+	own := q.a.own
+	b := own.byte(q.row, port)
+	if b == s.me {
+		return !own.reserved(q.row, port)
+	}
+	if b == ByteFree && own.claim(q.row, port, s.o.Worker) {
+		q.r.held++
+		return true
+	}
+	q.r.drop(port)
+	return false
+}
+
+// conflict remembers that a port is in use toward the peer, in a cache made now if the peer has none.
+func (s *Space) conflict(q *query, port uint16) {
+	q.taken++
+	if q.c == nil {
+		q.c = s.caches.make(q.a.addr, q.row, q.peer, q.r)
+		if q.c == nil && q.taken%stealAfter == 0 && s.caches.steal(q.taken, s.rng.Uint64(), s.rowOf) {
+			q.c = s.caches.make(q.a.addr, q.row, q.peer, q.r)
+		}
+	}
+	if q.c != nil {
+		q.c.set(port)
+	}
+}
+
+func (s *Space) rowOf(c *cache) *row { return s.known(c.alias).rows[c.row] }
+
+// commit counts one use of a port that was claimed.
+func (s *Space) commit(q *query, port uint16) {
+	r := q.r
+	if r.uses[port] == 0 {
+		r.used++
+		r.drop(port)
+		if q.shared {
+			r.shared.set(port)
+		}
+	}
+	if q.shared {
+		r.uses[port]++
+	} else {
+		r.uses[port] = exclusive | 1
+	}
+	if q.c != nil {
+		q.c.set(port)
+	}
+	if s.blocks.shift != 0 {
+		s.enterBlock(q.a, q.row, port)
+	}
+	if s.o.PortsPerHost > 0 && q.host != nil {
+		s.ledger.use(q.host, q.a.addr, q.row, port)
+	}
+}
+
+// refill looks at the owner bytes for ports that others gave back; false: there are none. It looks only if some may have
+// come back since it last found none, so a refusal costs no scan.
+func (s *Space) refill(q *query) bool {
+	r, news := q.r, &q.a.own.rows[q.row]
+	if !r.hungry {
+		r.hungry, r.dry = true, false
+		news.hungry.Add(1)
+	}
+	gen := news.gen.Load() // after hungry was set, before the bytes are read: see tell
+	if r.dry && gen == r.seen {
+		return false
+	}
+	n := s.rescan(q.a.own, q.row, r)
+	r.dry, r.seen = n == 0, gen
+	return n != 0
+}
+
+// rescan offers free bytes that were not known to be free, a word's worth at a time; 0: it went all round and found none.
+func (s *Space) rescan(own *aliasOwners, rw Row, r *row) int {
+	first, last := s.low>>6, s.high>>6
+	w, n := uint32(r.scanned), 0
+	for range last - first + 1 {
+		if w < first || w > last {
+			w = first
+		}
+		for x := ^(r.free.word[w] | r.shared.word[w]); x != 0; x &= x - 1 {
+			port := uint16(w<<6) + uint16(bits.TrailingZeros64(x))
+			if port&3 == 0 && own.full(rw, port) {
+				x &^= 0xe << (port & 63) // the loop drops the lowest
+				continue
+			}
+			if own.byte(rw, port) == ByteFree {
+				r.offer(port)
+				n++
+			}
+		}
+		if w++; n >= 64 {
+			break
+		}
+	}
+	r.scanned = uint16(w)
+	return n
+}
+
+// Pair gives two neighbouring ports of which the first is even, both exclusive (RTP and RTCP). Errors: ErrNoPort, ErrHostLimit.
+// Each is released by itself.
+func (s *Space) Pair(r *Request) (even uint16, err error) {
+	q, err := s.begin(r, false, Peer{})
+	if err != nil {
+		s.stats.refused++
+		return 0, err
+	}
+	if err = s.room(q, r, 2); err == nil {
+		var port int32
+		if port, err = s.findPair(q, r); err == nil {
+			s.commit(q, uint16(port))
+			s.commit(q, uint16(port)+1)
+			s.stats.given += 2
+			return uint16(port), nil
+		}
+	}
+	s.ledger.trim(q.host)
+	s.stats.refused++
+	return 0, err
+}
+
+func (s *Space) findPair(q *query, r *Request) (int32, error) {
+	if s.blocks.shift != 0 {
+		return s.findInBlocks(q, r, true)
+	}
+	for range refills {
+		if port := s.pairIn(q); port >= 0 {
+			return port, nil
+		}
+		if !s.refill(q) {
+			break
+		}
+	}
+	return -1, ErrNoPort
+}
+
+// pairIn looks for a pair in [q.lo, q.hi], from a random word on.
+func (s *Space) pairIn(q *query) int32 {
+	first, last := q.lo>>6, q.hi>>6
+	w := first + s.random(last-first+1)
+	for range last - first + 1 {
+		x := q.r.free.word[w&1023]
+		for x &= x >> 1 & 0x5555555555555555; x != 0; x &= x - 1 {
+			port := w<<6 + uint32(bits.TrailingZeros64(x))
+			if port < q.lo || port+1 > q.hi || !s.claim(q, uint16(port)) {
+				continue
+			}
+			if s.claim(q, uint16(port)+1) {
+				return int32(port)
+			}
+			if s.blocks.shift == 0 {
+				s.giveBack(q.a, q.r, q.row, uint16(port))
+			}
+		}
+		if w++; w > last {
+			w = first
+		}
+	}
+	return -1
+}

@@ -1,0 +1,32 @@
+package lport
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapped returns n zeroed values of T in memory that the garbage collector never looks at. T must hold no Go pointers.
+// Pages cost nothing until they are touched. unmap gives the memory back.
+func mapped[T any](n int) ([]T, error) {
+	var zero T
+	size := n * int(unsafe.Sizeof(zero))
+	if size == 0 {
+		return nil, nil
+	}
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("lport: map %d bytes for %T: %w; free memory or lower the limits", size, zero, err)
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), nil
+}
+
+// unmap frees what mapped returned. Nothing may use it any more.
+func unmap[T any](v []T) {
+	if len(v) == 0 {
+		return
+	}
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
+	_ = unix.Munmap(b) // can only fail for an address that was never mapped
+}

@@ -1,0 +1,67 @@
+package lport
+
+import "pollux/internal/packet"
+
+// counters are the plain numbers a Space keeps as it works.
+type counters struct {
+	given, refused uint64
+	lost           uint64 // block events
+	steps          [StepBuckets]uint64
+}
+
+// StepBuckets is the number of buckets of the histogram of search steps: bucket i counts searches of less than 2^i steps that
+// bucket i-1 did not.
+const StepBuckets = 18
+
+// Stats is a snapshot of a Space.
+type Stats struct {
+	Given, Refused uint64
+	Steps          [StepBuckets]uint64 // words looked at and ports tried, per search
+	Caches         int                 // per-peer caches alive
+	CachesPeak     int
+	CachesMerged   uint64
+	CachesStolen   uint64 // given to a peer that knew more, the arena being used up
+	BlocksHeld     int    // idle ones included
+	BlocksResting  int
+	EventsLost     uint64
+	Rows           []RowStats
+}
+
+// RowStats is what one alias address and row look like from this worker.
+type RowStats struct {
+	Alias  packet.Addr
+	Row    Row
+	Used   int // ports in use by this worker's links
+	Owned  int // owner bytes that are this worker's
+	Caches int
+}
+
+// Stats returns a snapshot; it allocates and is meant for the control side's requests to the owner.
+func (s *Space) Stats() Stats {
+	st := Stats{
+		Given: s.stats.given, Refused: s.stats.refused, Steps: s.stats.steps, EventsLost: s.stats.lost,
+		Caches: int(s.caches.live), CachesPeak: int(s.caches.peak), CachesMerged: s.caches.met, CachesStolen: s.caches.stole,
+		BlocksResting: s.blocks.resting.n,
+	}
+	for _, a := range s.aliases {
+		if a == nil {
+			continue
+		}
+		st.BlocksHeld += a.blocks.live
+		for rw, r := range a.rows {
+			if r != nil {
+				st.Rows = append(st.Rows, RowStats{a.addr, Row(rw), int(r.used), int(r.held), int(r.caches)})
+			}
+		}
+	}
+	st.BlocksHeld -= st.BlocksResting
+	return st
+}
+
+// HostUse returns how many different alias ports and how many blocks a host has. Ports are counted with a port limit only.
+func (s *Space) HostUse(host packet.Addr) (ports, blocks int) {
+	if h := s.ledger.peek(host); h != nil {
+		return int(h.n), int(h.blocks)
+	}
+	return 0, 0
+}
