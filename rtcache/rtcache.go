@@ -9,7 +9,7 @@ type Verdict uint8
 
 const (
 	OK          Verdict = iota // Hop is usable now
-	Unresolved                 // Hop is known, its neighbour is not (yet): keep the packet, Want the hop
+	Unresolved                 // Hop's neighbour is not known (yet): keep the packet, Want the hop, route again at the next epoch
 	NoRoute                    // no route, or it leaves by a netdev that is no port of ours
 	Unreachable                // route type unreachable
 	Prohibit                   // route type prohibit
@@ -36,5 +36,6 @@ type Port struct {
 	Inside  bool
 	MAC     [6]byte
 	MTU     int
+	Up      bool        // administratively up
 	Addr    packet.Addr // primary IPv4 address, 0: none: source of ICMP errors sent from here
 }

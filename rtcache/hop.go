@@ -1,0 +1,102 @@
+package rtcache
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Hop is one next hop: a neighbour on a port, and what a frame to it needs. Hops live in one array that never moves; an
+// index means the same neighbour as long as any valid slot or any burst can hold it.
+//
+// The control goroutine writes, workers read, without locks: everything that must be seen together is in one word.
+//
+//	word    writer    readers  content
+//	to      control   workers  neighbour's MAC (48 bits) | egress port (16); the port never changes in a hop's life
+//	from    control   workers  port's own MAC (48) | MTU in bytes (16)
+//	state   both      workers  hopState | usedBit; workers only set usedBit (CAS), control sets the state and clears it
+//	wanted  both      workers  1 while a worker's Want waits for the control goroutine
+//	hi, lo  control   workers  neighbour's address, IPv4 in lo; written before the hop's state leaves hopFree
+type Hop struct {
+	to     atomic.Uint64
+	from   atomic.Uint64
+	hi, lo atomic.Uint64
+	state  atomic.Uint32
+	wanted atomic.Uint32
+	index  uint32
+	_      [20]byte
+}
+
+const _ = -(unsafe.Sizeof(Hop{}) - 64) // does not compile when a hop outgrows its cache line
+
+// hopState is what a hop is good for.
+type hopState = uint32
+
+const (
+	hopFree       hopState = iota // unused entry
+	hopUnresolved                 // the kernel does not know the neighbour's MAC (yet)
+	hopReady                      // usable
+	hopFailed                     // the neighbour did not answer
+	hopDead                       // its port is down or gone, or the hop waits to be reused
+
+	usedBit  = 1 << 8 // a worker routed by this hop since the last sweep
+	stateLow = 0xff
+	hopHit   = hopReady | usedBit // the one value that the fast path accepts
+)
+
+// portNone marks a next hop that leaves by a netdev that is no port of ours.
+const portNone = 0xffff
+
+// Index is the hop's number, stable for its life: a key for queues of packets that wait for it. A queue must not outlive
+// reuseAfter; re-route the packets when the queue is served.
+func (h *Hop) Index() uint32 { return h.index }
+
+// Port is the index of the egress port.
+func (h *Hop) Port() uint16 { return uint16(h.to.Load()) }
+
+// MTU is the largest IP packet in bytes that may leave by this hop.
+func (h *Hop) MTU() int { return int(h.from.Load() & 0xffff) }
+
+// WriteMACs sets destination and source MAC in the first 12 bytes of a frame. Neither is ever a mixture of two.
+func (h *Hop) WriteMACs(frame []byte) {
+	to, from := h.to.Load(), h.from.Load()
+	b := (*[12]byte)(frame)
+	binary.BigEndian.PutUint64(b[:8], to&^0xffff|from>>48)
+	binary.BigEndian.PutUint32(b[8:], uint32(from>>16))
+}
+
+// MAC is the neighbour's address as last learned.
+func (h *Hop) MAC() [6]byte { return macFrom(h.to.Load() >> 16) }
+
+func macWord(m [6]byte) uint64 {
+	return uint64(binary.BigEndian.Uint16(m[:]))<<32 | uint64(binary.BigEndian.Uint32(m[2:]))
+}
+
+func macFrom(w uint64) (m [6]byte) {
+	binary.BigEndian.PutUint16(m[:], uint16(w>>32))
+	binary.BigEndian.PutUint32(m[2:], uint32(w))
+	return m
+}
+
+func mtuWord(mtu int) uint64 {
+	return uint64(min(max(mtu, 0), 0xffff))
+}
+
+// setState changes the state and keeps usedBit. Only the control goroutine calls it.
+func (h *Hop) setState(s hopState) {
+	for {
+		old := h.state.Load()
+		if h.state.CompareAndSwap(old, old&usedBit|s) {
+			return
+		}
+	}
+}
+
+// use marks the hop as used since the last sweep and returns its state. Workers call it off the fast path.
+func (h *Hop) use() hopState {
+	old := h.state.Load()
+	for old&usedBit == 0 && !h.state.CompareAndSwap(old, old|usedBit) {
+		old = h.state.Load()
+	}
+	return old & stateLow
+}

@@ -1,0 +1,3 @@
+package rtcache
+
+type kernel struct{}
