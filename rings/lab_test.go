@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"pollux/internal/packet"
 )
 
 // ownNamespace moves the test's goroutine into a network namespace of its own, without a name: it goes when the test
@@ -117,4 +119,22 @@ func (w wire) receive(want func([]byte) bool) []byte {
 		}
 	}
 	return nil
+}
+
+// addLoopback gives the namespace's loopback device addresses and brings it up.
+func addLoopback(t testing.TB, addrs ...packet.Addr) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		ip := net.IP(a.Netip().AsSlice())
+		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(32, 32)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
