@@ -17,7 +17,7 @@ const guardTable = "pollux_guard"
 // Guard is the nft command that keeps the kernel from forwarding from inside to outside ports: pollux's own traffic never
 // passes the kernel's forwarding, so the rule stops only what would leave untranslated while pollux is away.
 func Guard(inside, outside []string) string {
-	return fmt.Sprintf("nft 'table inet %s { chain forward { type filter hook forward priority -150; iifname { %s } oifname { %s } drop; } }'",
+	return fmt.Sprintf("nft 'table inet %s { chain forward { type filter hook forward priority -150; iifname { %s } oifname { %s } drop; }; }'",
 		guardTable, quoted(inside), quoted(outside))
 }
 

@@ -29,6 +29,13 @@ const (
 	xdpZeroCopy = 1 << 3
 )
 
+// genlHeader is struct genlmsghdr: command, version and two reserved bytes, which the kernel wants to be zero
+// (nl.Genlmsg sends whatever lies behind its two).
+type genlHeader [nl.SizeofGenlmsg]byte
+
+func (h genlHeader) Len() int          { return len(h) }
+func (h genlHeader) Serialize() []byte { return h[:] }
+
 // netdevGet sends one request to the family and returns the attributes of each answer.
 func netdevGet(cmd uint8, flags int, attrs ...*nl.RtAttr) ([]map[uint16]syscall.NetlinkRouteAttr, error) {
 	family, err := netlink.GenlFamilyGet("netdev")
@@ -36,7 +43,7 @@ func netdevGet(cmd uint8, flags int, attrs ...*nl.RtAttr) ([]map[uint16]syscall.
 		return nil, err
 	}
 	req := nl.NewNetlinkRequest(int(family.ID), flags)
-	req.AddData(&nl.Genlmsg{Command: cmd, Version: 1})
+	req.AddData(genlHeader{cmd, 1})
 	for _, a := range attrs {
 		req.AddData(a)
 	}
