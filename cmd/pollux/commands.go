@@ -5,9 +5,10 @@ import "github.com/urfave/cli/v2"
 // commands lists them in the order of the help page.
 func commands() []*cli.Command {
 	return []*cli.Command{
-
+		runCommand(),
 		checkCommand(),
-
+		showCommand(),
+		rtcacheCommand(),
 		versionCommand(),
 	}
 }

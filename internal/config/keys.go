@@ -100,7 +100,7 @@ var keys = []key{
 	{path: "routing.ipv6", help: "IPv6 goes to the kernel, or is forwarded here",
 		codec: words[bool]{at: func(s *settings) *bool { return &s.ipv6Forward }, names: []string{"kernel", "forward"}, value: []bool{false, true}}},
 
-	{path: "control.socket", flag: "control", help: "path of the control socket", codec: text{at: func(s *settings) *string { return &s.control.Socket }, what: "a path of 1 to 100 bytes", check: func(v string) bool { return v != "" && len(v) <= 100 }}},
+	{path: "control.socket", flag: "control", help: "path of the control socket", codec: text{at: func(s *settings) *string { return &s.control.Socket }, what: "a path of 1 to 99 bytes", check: func(v string) bool { return v != "" && len(v) <= 99 }}},
 	{path: "control.mode", help: "permission bits of the control socket", codec: fileMode{}},
 	{path: "control.group", help: "group of the control socket", codec: text{at: func(s *settings) *string { return &s.control.Group }, what: `a group's name or number, or ""`, check: func(v string) bool { return len(v) <= 32 && !strings.ContainsAny(v, " :/") }}},
 	{path: "control.metrics", help: "address that serves metrics, as 127.0.0.1:9464", codec: text{at: func(s *settings) *string { return &s.metrics }, what: `"ADDRESS:PORT" or ""`, check: anyText}},

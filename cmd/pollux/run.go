@@ -1,0 +1,111 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+
+	"pollux/internal/config"
+	"pollux/internal/control"
+	"pollux/nat"
+	"pollux/pmd"
+)
+
+func runCommand() *cli.Command {
+	flags := &configFlags{}
+	return &cli.Command{
+		Name:  "run",
+		Usage: "translate between the inside and outside ports until told to stop",
+		Description: "Binds AF_XDP sockets to the ports' queues, one worker to a core, and prints one line that begins with\n" +
+			"`ready` when it forwards. Packets of its own the gateway's kernel keeps getting. While it runs, nft and\n" +
+			"iptables rules for forwarding, tc and tcpdump don't see what pollux forwards.\n\n" +
+			"   pollux run --inside eth1 --outside eth0 --alias 203.0.113.1 --cores 2 --queues 0\n" +
+			"   pollux run --inside eth1 --outside eth0 --alias port --redirect-port tcp,port:443=10.0.0.2:443\n" +
+			"   pollux run -c /etc/pollux.yaml --limits-links 4000000\n\n" +
+			"SIGTERM or SIGINT ends it (status 0), a second one at once (status 1). When it can't start it says why in\n" +
+			"one line, changes nothing, and exits with 2.",
+		Flags: flags.list(forGateway),
+		Action: func(c *cli.Context) error {
+			cfg, err := flags.load(c, config.Run)
+			if err != nil {
+				return fail(statusUsage, err)
+			}
+			return serve(cfg, c.App.Writer, c.App.ErrWriter)
+		},
+	}
+}
+
+// serve runs the gateway until a signal or a worker's death.
+func serve(cfg *config.Config, stdout, stderr io.Writer) error {
+	logs := &heldWriter{to: stderr}
+	slog.SetDefault(newLogger(logs))
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+
+	o := cfg.Gateway()
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), cfg.Workers()+2)) // spinning workers must not hold every P
+	listener, err := control.Listen(controlOptions(cfg))
+	if err != nil {
+		return fail(statusUsage, err)
+	}
+	gateway, err := pmd.Start(o)
+	if err != nil {
+		listener.Close()
+		return fail(statusUsage, err)
+	}
+	server := control.Serve(listener, gateway, control.About{Version: buildVersion(), ConfigJSON: cfg.JSON(), ConfigYAML: cfg.YAML()})
+	logs.release()
+	fmt.Fprintln(stdout, readyLine(cfg, gateway))
+	if err := notify("READY=1"); err != nil {
+		slog.Warn("the service manager was not told that pollux is ready", "error", err)
+	}
+
+	var died error
+	select {
+	case s := <-signals:
+		slog.Info("stopping", "signal", s.String())
+	case <-gateway.Done():
+		if died = gateway.Err(); died == nil {
+			died = errors.New("the dataplane ended by itself")
+		}
+	}
+	go func() {
+		<-signals // for who can't wait; XDP programs and sockets go with the process
+		os.Exit(statusRuntime)
+	}()
+	_ = notify("STOPPING=1")
+	return fail(statusRuntime, errors.Join(died, server.Close(), gateway.Stop()))
+}
+
+func controlOptions(cfg *config.Config) control.Options {
+	c := cfg.Control()
+	return control.Options{Path: c.Socket, Mode: c.Mode, Group: c.Group}
+}
+
+// readyLine sums up what runs: ports and their mode, workers and where they poll.
+func readyLine(cfg *config.Config, g *pmd.Gateway) string {
+	var b strings.Builder
+	b.WriteString("ready:")
+	for _, side := range []nat.Side{nat.Inside, nat.Outside} {
+		fmt.Fprintf(&b, " %s", side)
+		for _, p := range g.Ports() {
+			if p.Role == side.String() {
+				fmt.Fprintf(&b, " %s (%s, %s)", p.Name, p.Mode, p.XDP)
+			}
+		}
+		b.WriteByte(';')
+	}
+	for _, w := range g.Workers() {
+		fmt.Fprintf(&b, " worker %d on core %d, queue %d;", w.Worker, w.Core, w.Queue)
+	}
+	fmt.Fprintf(&b, " control %s", cfg.Control().Socket)
+	return b.String()
+}
