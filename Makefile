@@ -4,7 +4,6 @@ GO       ?= go
 SHELL    := /bin/bash
 BIN      := bin/pollux
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-VERSION  ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 30s
 FUZZ     ?= .
 BENCH    ?= .
@@ -20,7 +19,7 @@ NEEDS := ip:iproute2 nft:nftables iperf3:iperf3 curl:curl ping:iputils-ping trac
 .PHONY: build help deps lint test unit integration bench fuzz soak generate demo clean
 
 build: ## build bin/pollux
-	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $(BIN) ./cmd/pollux
+	$(GO) build -trimpath -o $(BIN) ./cmd/pollux
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

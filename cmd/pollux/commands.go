@@ -7,6 +7,8 @@ func commands() []*cli.Command {
 	return []*cli.Command{
 		runCommand(),
 		checkCommand(),
+		demoCommand(),
+		doctorCommand(),
 		showCommand(),
 		rtcacheCommand(),
 		versionCommand(),

@@ -69,6 +69,16 @@ func newNamespace(name string) (*Namespace, error) {
 	return n, nil
 }
 
+// Here is the namespace that the process is in, for programs that the lab starts inside one. It has no name and is not
+// to be removed.
+func Here() (*Namespace, error) {
+	fd, err := netns.Get()
+	if err != nil {
+		return nil, err
+	}
+	return &Namespace{fd: fd}, nil
+}
+
 // reside is the thread that starts the namespace's processes. The kernel sends their parent-death signal when the
 // *thread* that started them ends, so it must live as long as they may.
 func (n *Namespace) reside(ready chan<- error) {

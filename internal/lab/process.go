@@ -34,7 +34,7 @@ func (n *Namespace) start(outlive bool, name string, args ...string) (*Process, 
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if outlive {
 		// A pipe would break when the maker ends: such a process writes to a file.
-		f, err := os.Create(filepath.Join(keptDir, filepath.Base(name)+".log"))
+		f, err := os.CreateTemp(keptDir, "*.log")
 		if err != nil {
 			return nil, err
 		}
@@ -192,6 +192,12 @@ func (l *Lab) StartGateway(binary string, args ...string) (*Process, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// StartServer starts a program inside a namespace of the lab that lives as long as the lab: past its maker's end when the
+// lab is kept.
+func (l *Lab) StartServer(n *Namespace, binary string, args ...string) (*Process, error) {
+	return n.start(l.keep, binary, args...)
 }
 
 func hasConfig(args []string) bool { return hasFlag(args, "-c") || hasFlag(args, "--config") }
