@@ -419,7 +419,9 @@ func (s *Space) unlockBlock(a *aliasSpace, b *block, i uint32) {
 	}
 	lo, hi := s.blockPorts(i)
 	for rw := range blockRows {
-		s.releaseRange(a, rw, lo, hi)
+		if a.own != nil {
+			s.releaseRange(a, rw, lo, hi, false)
+		}
 	}
 	*b = block{}
 	a.blocks.free.set(uint16(i))

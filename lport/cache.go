@@ -3,6 +3,7 @@ package lport
 import (
 	"math/bits"
 
+	"pollux/internal/offheap"
 	"pollux/internal/packet"
 )
 
@@ -51,32 +52,34 @@ func (c *cache) clear(port uint16) {
 type caches struct {
 	all   []cache
 	head  []uint32 // first of each hash chain
+	table *offheap.Table[cache]
+	heads *offheap.Table[uint32]
 	shift uint32
 	free  uint32 // first unused one that was used before
 	fresh uint32 // the first never used one
 	live  uint32
-	wide  uint32 // live ones of whole addresses (port 0)
 	peak  uint32
 	stole uint64 // taken from a peer that had less use for it
 	met   uint64 // merged into another
 }
 
-func newCaches(n int) (caches, error) {
+func newCaches(n int) (t caches, err error) {
 	log := max(bits.Len(uint(n)), 4)
-	t := caches{shift: 64 - uint32(log), fresh: 1}
-	var err error
-	if t.all, err = mapped[cache](n + 1); err != nil {
+	t.shift, t.fresh = 64-uint32(log), 1
+	if t.table, err = offheap.Alloc[cache](n + 1); err != nil {
 		return t, err
 	}
-	if t.head, err = mapped[uint32](1 << log); err != nil {
-		unmap(t.all)
+	if t.heads, err = offheap.Alloc[uint32](1 << log); err != nil {
+		t.table.Free()
+		return t, err
 	}
-	return t, err
+	t.all, t.head = t.table.Items, t.heads.Items
+	return t, nil
 }
 
 func (t *caches) close() {
-	unmap(t.all)
-	unmap(t.head)
+	t.table.Free()
+	t.heads.Free()
 	*t = caches{}
 }
 
@@ -119,8 +122,8 @@ func (t *caches) make(alias packet.Addr, row Row, p Peer, r *row) *cache {
 	t.peak = max(t.peak, t.live)
 	r.caches++
 	if p.Port == 0 {
-		t.wide++
-		if r.caches > t.wide { // some exact ones live: only after a change of the mapping behaviour
+		r.wide++
+		if r.caches > r.wide { // some exact ones live: only after a change of the mapping behaviour
 			t.merge(c, r)
 		}
 	}
@@ -162,14 +165,23 @@ func (t *caches) steal(worth uint32, random uint64, rowOf func(*cache) *row) boo
 	return true
 }
 
-// forget says that the port is no longer in use toward the peer.
+// forget says that a port is no longer in use toward the peer. A row with caches of exact peers and of whole addresses at once
+// is in the midst of a change of its mapping behaviour: a bit of the one kind may then stand for a link of the other, so it is
+// cleared in both. Where another link still uses the port, InUse says so again.
 func (t *caches) forget(alias packet.Addr, row Row, p Peer, port uint16, r *row) {
 	if c := t.find(alias, row, p); c != nil {
 		t.clear(c, port, r)
 	}
-	if t.wide != 0 && p.Port != 0 {
+	switch {
+	case p.Port != 0 && r.wide != 0:
 		if c := t.find(alias, row, Peer{Addr: p.Addr}); c != nil {
-			t.clear(c, port, r) // perhaps still used toward another port of the address: then InUse says so again
+			t.clear(c, port, r)
+		}
+	case p.Port == 0 && r.caches > r.wide:
+		for i := uint32(1); i < t.fresh; i++ {
+			if c := &t.all[i]; c.live && c.addr == p.Addr && c.alias == alias && c.row == row {
+				t.clear(c, port, r)
+			}
 		}
 	}
 }
@@ -186,7 +198,7 @@ func (t *caches) drop(c *cache, r *row) {
 		clear(c.bits[:])
 	}
 	if c.port == 0 {
-		t.wide--
+		r.wide--
 	}
 	p := t.chain(c.alias, c.row, Peer{c.addr, c.port})
 	for &t.all[*p] != c {

@@ -3,10 +3,11 @@ package lport
 import (
 	"math/bits"
 
+	"pollux/internal/offheap"
 	"pollux/internal/packet"
 )
 
-// hold is one entry of the ledger: a host (port, alias and row 0, key bit host set), or a host's use of one alias port.
+// hold is one entry of the ledger: a host (alias, port and row 0), or a host's use of one alias port.
 type hold struct {
 	host, alias packet.Addr
 	port        uint16
@@ -27,18 +28,22 @@ const (
 // or a port limit.
 type ledger struct {
 	slots []hold
+	table *offheap.Table[hold]
 	shift uint32
 	used  int
 }
 
 func newLedger(entries int) (ledger, error) {
 	log := max(bits.Len(uint(entries)), 4) + 1
-	slots, err := mapped[hold](1 << log)
-	return ledger{slots: slots, shift: 64 - uint32(log)}, err
+	t, err := offheap.Alloc[hold](1 << log)
+	if err != nil {
+		return ledger{}, err
+	}
+	return ledger{slots: t.Items, table: t, shift: 64 - uint32(log)}, nil
 }
 
 func (l *ledger) close() {
-	unmap(l.slots)
+	l.table.Free()
 	*l = ledger{}
 }
 

@@ -8,7 +8,9 @@ import (
 )
 
 // mapped returns n zeroed values of T in memory that the garbage collector never looks at. T must hold no Go pointers.
-// Pages cost nothing until they are touched. unmap gives the memory back.
+// It is for the tables of an alias address, which come and go with it, are a few hundred KiB and mostly untouched:
+// plain anonymous pages, which cost nothing until they are touched, and no file descriptor each. What is sized at start
+// comes from offheap. unmap gives the memory back.
 func mapped[T any](n int) ([]T, error) {
 	var zero T
 	size := n * int(unsafe.Sizeof(zero))

@@ -14,6 +14,7 @@ type row struct {
 
 	gain    uint32 // moves when a port becomes a candidate that was none: what caches skip is then worthless
 	caches  uint32 // live per-peer caches of this row
+	wide    uint32 // those of whole addresses among them
 	seen    uint32 // rowNews.gen at the last rescan that went all round
 	scanned uint16 // where the next rescan starts, in words
 	dry     bool   // the hints were complete at seen

@@ -217,12 +217,28 @@ func (s *Space) refresh(a *aliasSpace, addr packet.Addr) *aliasSpace {
 		}
 		a = s.addAlias(addr)
 	}
-	was := a.own
-	a.table, a.own = t, own
-	if was != nil && own != nil && was != own {
-		s.reclaim(a)
+	a.table = t
+	if a.own != own {
+		a.leaveOwners()
+		if a.own = own; own != nil {
+			s.reclaim(a)
+		}
 	}
 	return a
+}
+
+// leaveOwners ends what ties the rows to the bytes that the address had so far.
+func (a *aliasSpace) leaveOwners() {
+	for rw, r := range a.rows {
+		if r == nil {
+			continue
+		}
+		if r.hungry {
+			a.own.rows[rw].hungry.Add(-1)
+		}
+		r.hungry, r.dry, r.held = false, false, 0
+	}
+	a.blocks.dry = false
 }
 
 // reclaim takes the bytes of all ports in use again, for an address that left the owner table and came back.
@@ -231,7 +247,6 @@ func (s *Space) reclaim(a *aliasSpace) {
 		if r == nil {
 			continue
 		}
-		r.held = 0
 		for port := range 65536 {
 			if r.uses[port] != 0 && a.own.claim(Row(rw), uint16(port), s.o.Worker) {
 				r.held++
@@ -287,25 +302,23 @@ func (s *Space) closeAlias(a *aliasSpace) {
 			continue
 		}
 		s.caches.dropAll(a.addr, Row(rw), r)
-		clear(r.uses[:])
-		s.releaseRange(a, Row(rw), 0, 65535)
-		if r.hungry {
-			a.own.rows[rw].hungry.Add(-1)
+		if a.own != nil {
+			s.releaseRange(a, Row(rw), 0, 65535, true)
 		}
-		unmap(a.rowMem[rw])
+	}
+	a.leaveOwners()
+	for _, mem := range a.rowMem {
+		unmap(mem)
 	}
 	unmap(a.blocks.all)
 	*a = aliasSpace{addr: a.addr}
 }
 
-// releaseRange gives back every byte of this worker in [lo, hi] of a row whose port no link uses.
-func (s *Space) releaseRange(a *aliasSpace, rw Row, lo, hi uint32) {
-	if a.own == nil {
-		return
-	}
+// releaseRange gives back every byte of this worker in [lo, hi] of a row; without all only those whose port no link uses.
+func (s *Space) releaseRange(a *aliasSpace, rw Row, lo, hi uint32, all bool) {
 	r := a.rows[rw]
 	for port := lo; port <= hi; port++ {
-		if r.uses[port] == 0 && a.own.byte(rw, uint16(port)) == s.me {
+		if a.own.byte(rw, uint16(port)) == s.me && (all || r.uses[port] == 0) {
 			a.own.release(rw, uint16(port))
 			r.held--
 		}
