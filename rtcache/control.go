@@ -246,6 +246,7 @@ func (c *control) refresh(i uint32) {
 	was := h.state.Load() & stateLow
 	p := &c.ports[c.egresses[info.key.egress].port]
 	if !p.up {
+		info.asked = 0 // ask as soon as it is up again
 		c.setState(i, hopDead)
 		return
 	}
@@ -393,6 +394,16 @@ func (c *control) host(k hopKey) {
 	}
 }
 
+// unmanage gives the neighbours that the kernel keeps resolved for us back to its usual care.
+func (c *control) unmanage() {
+	for i := range c.info {
+		info := &c.info[i]
+		if p := &c.ports[c.egresses[info.key.egress].port]; info.inUse && info.managed && p.up {
+			c.asks.resolve(p.IfIndex, info.key.addr, false)
+		}
+	}
+}
+
 // takeRequests serves what the workers asked for and reports whether there was anything.
 func (c *control) takeRequests() (any bool) {
 	for _, v := range *c.t.views.Load() {
@@ -501,7 +512,7 @@ func (c *control) link(e *linkEvent) {
 	if n, ok := c.portOf[e.index]; ok {
 		c.portLink(n, e, up)
 	}
-	if (!up && known && was.up || e.deleted) && c.reading == nil {
+	if (!up && known && was.up || e.deleted) && (c.reading == nil || c.reading.complete) {
 		// The kernel has dropped the IPv4 routes of this netdev without a word.
 		c.links[e.index] = linkState{}
 		c.dropRoutes(e.index)
@@ -613,7 +624,7 @@ func (c *control) neigh(e *neighEvent) {
 	}
 }
 
-func (c *control) doubt() { c.suspect = true }
+func (c *control) nexthop() { c.suspect = c.suspect || c.nexthops }
 
 func (c *control) warn(key, text string) {
 	if text == "" {

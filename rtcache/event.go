@@ -76,8 +76,8 @@ type sink interface {
 	addr(*addrEvent)
 	neigh(*neighEvent)
 	route(*routeEvent)
-	// doubt says that routes may have changed without being announced: read them all again.
-	doubt()
+	// nexthop says that a nexthop object changed: routes that use it may have changed without a word.
+	nexthop()
 	// warn reports something of the kernel's routing that is not followed. key makes it unique.
 	warn(key, text string)
 }

@@ -1,6 +1,10 @@
 package rtcache
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
 
 // reading is a dump under way: the kernel's whole state, read beside the one in use. Workers go on with the old tables
 // until the new ones are complete; then only what differs is bumped. So neither the first start nor a lost event makes a gap.
@@ -9,6 +13,7 @@ type reading struct {
 	links       map[int]bool
 	addrs       map[neighKey]bool
 	neighs      map[neighKey]bool
+	complete    bool // the dump has ended, events that came meanwhile follow
 }
 
 // begin starts a reading: routes go into new tables, all else is compared at the end.
@@ -20,6 +25,11 @@ func (c *control) begin() {
 	c.main, c.local = newFIB(), newFIB()
 	c.suspect = false
 	c.nexthops = false
+	for key := range c.warnings { // those about routes and rules are said again
+		if strings.HasPrefix(key, "rule ") || slices.Contains([]string{"table default", "tos", "source", "encap"}, key) {
+			delete(c.warnings, key)
+		}
+	}
 }
 
 // end takes the new tables into use.

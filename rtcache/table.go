@@ -3,11 +3,10 @@ package rtcache
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"pollux/internal/packet"
 )
@@ -28,21 +27,23 @@ type Table struct {
 	onLinkV6 atomic.Pointer[onLink]
 	resolved atomic.Uint32
 	asleep   atomic.Uint32 // the control goroutine sleeps or is about to: write the eventfd
-	wakeup   int           // eventfd, -1 in a static table
+	wakeup   *os.File      // eventfd, nil in a static table; a File, so that a late wake after Close hits no stranger
 	views    atomic.Pointer[[]*View]
 
 	pendingMax int
 
-	mu         sync.Mutex // the control side, and the two below
-	c          *control
+	mu sync.Mutex // held by whoever works on the control side
+	c  *control
+
+	modeMu     sync.Mutex // so that a long reading does not delay a switch
 	generation uint32
 	cacheOff   bool
 
-	kernel *kernel // nil in a static table
-	onPort func(Port)
-	onAddr func(Addresses)
-	done   chan struct{}
-	closed atomic.Bool
+	source      source // nil in a static table
+	onPort      func(Port)
+	onAddresses func(Addresses)
+	done        chan struct{}
+	closed      atomic.Bool
 }
 
 const (
@@ -54,7 +55,7 @@ const (
 
 func newTable(ports []Port, hops int, reverse ReversePathMode) *Table {
 	t := &Table{
-		stamps: newStamps(), hops: make([]Hop, hops), generation: 1, wakeup: -1, pendingMax: pendingMax,
+		stamps: newStamps(), hops: make([]Hop, hops), generation: 1, pendingMax: pendingMax,
 		done: make(chan struct{}),
 	}
 	for i := range t.hops {
@@ -81,8 +82,8 @@ func (t *Table) View() *View {
 
 // SetCache switches attached next hops on or off. Slots stored before keep their worth: they are checked by the same stamps.
 func (t *Table) SetCache(on bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.modeMu.Lock()
+	defer t.modeMu.Unlock()
 	t.cacheOff = !on
 	t.setMode()
 }
@@ -92,8 +93,8 @@ func (t *Table) Cache() bool { return t.mode.Load() != modeOff }
 
 // SetReversePath changes the check; every flow is checked anew, once.
 func (t *Table) SetReversePath(m ReversePathMode) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.modeMu.Lock()
+	defer t.modeMu.Unlock()
 	if ReversePathMode(t.reverse.Load()) == m {
 		return
 	}
@@ -212,7 +213,7 @@ type Addresses struct {
 func (c *control) addresses() (a Addresses) {
 	for p, r := range c.local.table.AllSorted() {
 		switch kind := c.sets.info[r.set].kind; {
-		case kind == setBroadcast:
+		case kind == setBroadcast && p.IsSingleIP():
 			a.Broadcast = append(a.Broadcast, p.Addr())
 		case kind == setLocal && p.IsSingleIP():
 			a.Local = append(a.Local, p.Addr())
@@ -226,7 +227,13 @@ func (c *control) addresses() (a Addresses) {
 // wake gets the control goroutine out of its sleep, at most once per sleep. Workers call it.
 func (t *Table) wake() {
 	if t.asleep.Load() != 0 && t.asleep.CompareAndSwap(1, 0) {
-		unix.Write(t.wakeup, one[:]) // cannot block: the counter is far from its end
+		t.poke()
+	}
+}
+
+func (t *Table) poke() {
+	if t.wakeup != nil {
+		t.wakeup.Write(one[:]) // cannot block: the counter is far from its end; fails after Close, when nobody listens
 	}
 }
 
@@ -249,7 +256,7 @@ func (t *Table) flush() {
 		c.localNews = false
 		a = c.addresses()
 	}
-	if c.reading != nil || t.onPort == nil && t.onAddr == nil {
+	if c.reading != nil || t.onPort == nil && t.onAddresses == nil {
 		return
 	}
 	t.mu.Unlock()
@@ -259,8 +266,8 @@ func (t *Table) flush() {
 			t.onPort(p)
 		}
 	}
-	if tell && t.onAddr != nil {
-		t.onAddr(a)
+	if tell && t.onAddresses != nil {
+		t.onAddresses(a)
 	}
 }
 
