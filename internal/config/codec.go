@@ -340,7 +340,7 @@ func (c prefixes) decode(s *settings, path string, n *node) error {
 	if err := n.is(list, path, c.allowed()); err != nil {
 		return err
 	}
-	out := []netip.Prefix{}
+	var out []netip.Prefix
 	seen := newSpans()
 	for _, item := range n.items {
 		if err := item.is(scalar, path, c.allowed()); err != nil {
