@@ -37,18 +37,17 @@ func (s *Space) Fixed(alias packet.Addr, rw Row, port uint16, host packet.Addr) 
 	if r == nil || r.uses[port]&exclusive != 0 || s.resting(a, rw, port) {
 		return false
 	}
-	q := &s.q
-	*q = query{a: a, r: r, row: rw, shared: true}
+	q := query{a: a, r: r, row: rw, shared: true}
 	if r.uses[port] == 0 {
 		r.offer(port)
 	}
-	if !s.claim(q, port) {
+	if !s.claim(&q, port) {
 		return false
 	}
 	if host != 0 && s.o.PortsPerHost > 0 {
 		q.host = s.ledger.host(host)
 	}
-	s.commit(q, port)
+	s.commit(&q, port)
 	return true
 }
 
@@ -113,36 +112,36 @@ func (s *Space) giveBack(a *aliasSpace, r *row, rw Row, port uint16) {
 	a.own.tell(rw, self)
 }
 
-// begin fills in the query of a request.
-func (s *Space) begin(r *Request, shared bool, p Peer) (*query, error) {
+// begin fills in the rest of a request's query; peer and shared are set.
+func (s *Space) begin(q *query, r *Request) error {
 	a := s.alias(r.Alias)
 	if a == nil || r.Row >= Rows {
-		return nil, ErrNoPort
+		return ErrNoPort
 	}
 	rw := a.row(r.Row)
 	if rw == nil {
-		return nil, ErrNoPort
+		return ErrNoPort
 	}
-	q := &s.q
-	*q = query{a: a, r: rw, row: r.Row, peer: p, shared: shared, lo: s.low, hi: s.high, mask: ^uint64(0)}
+	q.a, q.r, q.row = a, rw, r.Row
+	q.lo, q.hi, q.mask = s.low, s.high, ^uint64(0)
 	if plan := s.o.Deterministic; plan != nil {
 		alias, lo, hi, ok := plan.Forward(r.Host)
 		if !ok || alias != r.Alias {
-			return nil, ErrNoPort
+			return ErrNoPort
 		}
 		q.lo, q.hi = uint32(lo), uint32(hi)
 	}
-	if shared && rw.caches != 0 {
-		if q.c = s.caches.find(r.Alias, r.Row, p); q.c != nil && q.c.gain != rw.gain {
+	if q.shared && rw.caches != 0 {
+		if q.c = s.caches.find(r.Alias, r.Row, q.peer); q.c != nil && q.c.gain != rw.gain {
 			q.c.skip, q.c.gain = [16]uint64{}, rw.gain
 		}
 	}
 	if s.o.PortsPerHost > 0 || s.blocks.shift != 0 {
 		if q.host = s.ledger.host(r.Host); q.host == nil {
-			return nil, ErrHostLimit
+			return ErrHostLimit
 		}
 	}
-	return q, nil
+	return nil
 }
 
 // room checks the port limit of the host. A host at its limit may still use a port that it has toward other peers: the one
@@ -160,12 +159,13 @@ func (s *Space) room(q *query, r *Request, more uint32) error {
 }
 
 func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
-	q, err := s.begin(r, shared, p)
+	q := query{peer: p, shared: shared} // on the stack: nothing keeps it
+	err := s.begin(&q, r)
 	if err == nil {
-		if err = s.room(q, r, 1); err == nil {
+		if err = s.room(&q, r, 1); err == nil {
 			var port int32
-			if port, err = s.find(q, r); err == nil {
-				s.commit(q, uint16(port))
+			if port, err = s.find(&q, r); err == nil {
+				s.commit(&q, uint16(port))
 				s.stats.given++
 				s.stats.steps[min(bits.Len32(q.steps), StepBuckets-1)]++
 				return uint16(port), nil
@@ -253,7 +253,12 @@ func (s *Space) circle(q *query) int32 {
 
 // random returns a number in [0, n) that nobody outside can guess.
 func (s *Space) random(n uint32) uint32 {
-	return uint32(s.rng.Uint64() >> 32 * uint64(n) >> 32)
+	if s.half++; s.half&1 != 0 {
+		s.bits = s.rng.Uint64()
+	}
+	x := s.bits & 0xffffffff
+	s.bits >>= 32
+	return uint32(x * uint64(n) >> 32)
 }
 
 func (s *Space) scan(q *query, from, to uint32) int32 {
@@ -404,21 +409,19 @@ func (s *Space) rescan(own *aliasOwners, rw Row, r *row) int {
 // Pair gives two neighbouring ports of which the first is even, both exclusive (RTP and RTCP). Errors: ErrNoPort, ErrHostLimit.
 // Each is released by itself.
 func (s *Space) Pair(r *Request) (even uint16, err error) {
-	q, err := s.begin(r, false, Peer{})
-	if err != nil {
-		s.stats.refused++
-		return 0, err
-	}
-	if err = s.room(q, r, 2); err == nil {
-		var port int32
-		if port, err = s.findPair(q, r); err == nil {
-			s.commit(q, uint16(port))
-			s.commit(q, uint16(port)+1)
-			s.stats.given += 2
-			return uint16(port), nil
+	var q query
+	if err = s.begin(&q, r); err == nil {
+		if err = s.room(&q, r, 2); err == nil {
+			var port int32
+			if port, err = s.findPair(&q, r); err == nil {
+				s.commit(&q, uint16(port))
+				s.commit(&q, uint16(port)+1)
+				s.stats.given += 2
+				return uint16(port), nil
+			}
 		}
+		s.ledger.trim(q.host)
 	}
-	s.ledger.trim(q.host)
 	s.stats.refused++
 	return 0, err
 }

@@ -48,7 +48,7 @@ func (r *row) drop(port uint16) {
 	}
 }
 
-// query is one search for a port. It lives in the Space, so that a search allocates nothing.
+// query is one search for a port.
 type query struct {
 	a      *aliasSpace
 	r      *row

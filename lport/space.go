@@ -56,7 +56,8 @@ type Space struct {
 	ledger  ledger
 	blocks  blockSet
 	events  events
-	q       query
+	bits    uint64 // random ones not used yet
+	half    uint32
 	stats   counters
 }
 
