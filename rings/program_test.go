@@ -489,6 +489,31 @@ func TestProgramDropsAndCountsWithoutASocketOnTheQueue(t *testing.T) {
 	s.want("the kernel's all the same", toUs(ip(remote, host, 17, 1, 0, l4(1, 2))), CausePassLocal)
 }
 
+// Addresses whose hashes meet in the filter must not hide one another when one of them goes.
+func TestTablesFilterSurvivesCollisions(t *testing.T) {
+	s := newSteering(t, ProgramOptions{Number: 3})
+	twin := packet.Addr(0)
+	for a := packet.Addr(0x0a000001); twin == 0; a++ {
+		if filterHash(a) == filterHash(pool) {
+			twin = a
+		}
+	}
+	toTwin, toPool := toUs(ip(remote, twin, 17, 1, 0, l4(1, 2))), toUs(ip(remote, pool, 17, 1, 0, l4(1, 4000)))
+	s.own(pool, 1, 4000, 254)
+	s.want("unknown twin", toTwin, CauseToWorker)
+	s.kernelHas(twin)
+	s.want("known twin", toTwin, CausePassLocal)
+	s.kernelHas()
+	s.want("forgotten twin", toTwin, CauseToWorker)
+	s.want("pool address", toPool, CausePassKernelPort)
+	s.kernelHas(twin)
+	if err := s.RemoveAlias(pool); err != nil {
+		t.Fatal(err)
+	}
+	s.want("removed alias", toPool, CauseToWorker)
+	s.want("twin left alone", toTwin, CausePassLocal)
+}
+
 func TestTablesKeepRowsUntilFreed(t *testing.T) {
 	s := newSteering(t, ProgramOptions{Number: 3})
 	frame := toUs(ip(remote, pool, 17, 1, 0, l4(53, 4000)))

@@ -54,6 +54,7 @@ const (
 	steerMapAddresses  = "addresses"
 	steerMapAddresses6 = "addresses6"
 	steerMapCounters   = "counters"
+	steerMapFilter     = "filter"
 	steerMapFragments  = "fragments"
 	steerMapOwners     = "owners"
 	steerMapSockets    = "sockets"
@@ -116,6 +117,7 @@ type steerMapSpecs struct {
 	Addresses  *ebpf.MapSpec `ebpf:"addresses"`
 	Addresses6 *ebpf.MapSpec `ebpf:"addresses6"`
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
+	Filter     *ebpf.MapSpec `ebpf:"filter"`
 	Fragments  *ebpf.MapSpec `ebpf:"fragments"`
 	Owners     *ebpf.MapSpec `ebpf:"owners"`
 	Sockets    *ebpf.MapSpec `ebpf:"sockets"`
@@ -152,6 +154,7 @@ type steerMaps struct {
 	Addresses  *ebpf.Map `ebpf:"addresses"`
 	Addresses6 *ebpf.Map `ebpf:"addresses6"`
 	Counters   *ebpf.Map `ebpf:"counters"`
+	Filter     *ebpf.Map `ebpf:"filter"`
 	Fragments  *ebpf.Map `ebpf:"fragments"`
 	Owners     *ebpf.Map `ebpf:"owners"`
 	Sockets    *ebpf.Map `ebpf:"sockets"`
@@ -162,6 +165,7 @@ func (m *steerMaps) Close() error {
 		m.Addresses,
 		m.Addresses6,
 		m.Counters,
+		m.Filter,
 		m.Fragments,
 		m.Owners,
 		m.Sockets,

@@ -21,6 +21,8 @@ const (
 	AliasBytes    = 4 * AliasRowBytes
 )
 
+const filterBytes = 65536 / 8
+
 // PortsMax is how many ports (netdevs) the tables tell apart.
 const PortsMax = 16
 
@@ -39,6 +41,10 @@ type Tables struct {
 	aliases map[packet.Addr]*aliasEntry
 	local   map[packet.Addr]struct{}
 	local6  map[netip.Addr]struct{}
+
+	filter []byte                   // mapping of the filter map: bit h is set while an address with hash h is known
+	known  map[packet.Addr]struct{} // addresses in the table
+	hashes map[uint16]int           // how many of them have a hash
 }
 
 type aliasEntry struct {
@@ -63,14 +69,20 @@ func NewTables() (*Tables, error) {
 		return nil, err
 	}
 	t := &Tables{maps: map[string]*ebpf.Map{}, aliases: map[packet.Addr]*aliasEntry{},
-		local: map[packet.Addr]struct{}{}, local6: map[netip.Addr]struct{}{}}
-	for _, name := range []string{steerMapAddresses, steerMapAddresses6, steerMapOwners, steerMapFragments} {
+		local: map[packet.Addr]struct{}{}, local6: map[netip.Addr]struct{}{},
+		known: map[packet.Addr]struct{}{}, hashes: map[uint16]int{}}
+	for _, name := range []string{steerMapAddresses, steerMapAddresses6, steerMapFilter, steerMapOwners, steerMapFragments} {
 		m, err := ebpf.NewMap(spec.Maps[name])
 		if err != nil {
 			t.Close()
 			return nil, explainBPF("table "+name, err)
 		}
 		t.maps[name] = m
+	}
+	t.filter, err = unix.Mmap(t.maps[steerMapFilter].FD(), 0, filterBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Close()
+		return nil, explainBPF("table "+steerMapFilter, err)
 	}
 	return t, nil
 }
@@ -218,12 +230,44 @@ func (t *Tables) publish(addr packet.Addr) error {
 		if err := m.Delete(addrKey(addr)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return explainBPF("table of addresses", err)
 		}
+		t.unmark(addr)
 		return nil
 	}
+	t.mark(addr)
 	if err := m.Put(addrKey(addr), v); err != nil {
 		return explainBPF("table of addresses", err)
 	}
 	return nil
+}
+
+// mark sets an address's bit in the filter before it enters the table; unmark clears it, after it left, if no other
+// address has the same.
+func (t *Tables) mark(addr packet.Addr) {
+	if _, ok := t.known[addr]; ok {
+		return
+	}
+	h := filterHash(addr)
+	t.known[addr] = struct{}{}
+	t.hashes[h]++
+	t.filter[h>>3] |= 1 << (h & 7)
+}
+
+func (t *Tables) unmark(addr packet.Addr) {
+	if _, ok := t.known[addr]; !ok {
+		return
+	}
+	h := filterHash(addr)
+	delete(t.known, addr)
+	if t.hashes[h]--; t.hashes[h] == 0 {
+		delete(t.hashes, h)
+		t.filter[h>>3] &^= 1 << (h & 7)
+	}
+}
+
+// filterHash works on the address as the XDP program loads it from the packet.
+func filterHash(addr packet.Addr) uint16 {
+	k := addrKey(addr)
+	return uint16(binary.LittleEndian.Uint32(k[:]) * 0x9e3779b1 >> 16)
 }
 
 // Aliases returns the addresses that are aliases now, in no order.
@@ -246,6 +290,10 @@ func (t *Tables) Close() error {
 	var err error
 	for a := range maps.Values(t.aliases) {
 		err = errors.Join(err, unix.Munmap(a.rows), a.array.Close())
+	}
+	if t.filter != nil {
+		err = errors.Join(err, unix.Munmap(t.filter))
+		t.filter = nil
 	}
 	for _, m := range t.maps {
 		err = errors.Join(err, m.Close())

@@ -71,3 +71,30 @@ func ethtoolChannels(name string) (queues int, ok bool) {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
 	return int(channels.combined + channels.rx), errno == 0
 }
+
+// mapShared maps length bytes of fd for reading and writing, at an address that is a multiple of align: only so can a
+// mapping be made of huge pages. Both are multiples of the page size.
+func mapShared(fd int, length, align uintptr) ([]byte, error) {
+	room, err := unix.MmapPtr(-1, 0, nil, length+align, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, err
+	}
+	before := -uintptr(room) & (align - 1)
+	p, err := unix.MmapPtr(fd, 0, unsafe.Add(room, before), length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		_ = unix.MunmapPtr(room, length+align)
+		return nil, err
+	}
+	if before > 0 {
+		_ = unix.MunmapPtr(room, before)
+	}
+	if after := align - before; after > 0 {
+		_ = unix.MunmapPtr(unsafe.Add(p, length), after)
+	}
+	return unsafe.Slice((*byte)(p), length), nil
+}
+
+// unmapShared undoes mapShared.
+func unmapShared(m []byte) error {
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m)), uintptr(len(m)))
+}

@@ -90,6 +90,15 @@ struct {
 	__type(value, struct address);
 } addresses SEC(".maps");
 
+// One bit for each hash of an address in the table above: most packets are to none of them and need no look-up.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__uint(value_size, 65536 / 8);
+} filter SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -170,6 +179,17 @@ static __always_inline __u16 other_slot(__be32 remote, __u8 proto)
 	return ((bpf_ntohl(remote) ^ (__u32)proto << 24) * 0x9e3779b1u) >> 16;
 }
 
+// find looks an address up, in network order.
+static __always_inline struct address *find(__u32 addr)
+{
+	__u32 zero = 0;
+	__u8 *bits = bpf_map_lookup_elem(&filter, &zero);
+	__u16 hash = addr * 0x9e3779b1u >> 16;
+	if (bits && !(bits[hash >> 3] & 1 << (hash & 7)))
+		return 0;
+	return bpf_map_lookup_elem(&addresses, &addr);
+}
+
 static __always_inline __u64 mac_word(const __u8 *m)
 {
 	return *(__u32 *)m | (__u64)*(__u16 *)(m + 4) << 32;
@@ -193,7 +213,7 @@ static __always_inline int arp(struct xdp_md *ctx, struct ethhdr *eth, void *end
 	__u32 sender, target;
 	__builtin_memcpy(&sender, a->sender, 4);
 	__builtin_memcpy(&target, a->target, 4);
-	struct address *known = bpf_map_lookup_elem(&addresses, &target);
+	struct address *known = find(target);
 	if (!known || sender == target || !(known->flags & ADDR_ALIAS) || known->flags & ADDR_KERNEL ||
 	    !(known->arp_ports & 1 << (port_number & 15)))
 		return pass(PASS_ARP);
@@ -378,8 +398,7 @@ int pollux(struct xdp_md *ctx)
 	__u32 dst = bpf_ntohl(ip->dst);
 	if (dst >= 0xe0000000 || dst >> 24 == 127 || dst >> 24 == 0)
 		return pass(PASS_LOCAL);
-	__u32 key = ip->dst;
-	struct address *known = bpf_map_lookup_elem(&addresses, &key);
+	struct address *known = find(ip->dst);
 	if (!known)
 		return to_worker(ctx);
 	if (!(known->flags & ADDR_ALIAS))
