@@ -89,16 +89,16 @@ func (f *fragments) init(m *memory, o *Options) (err error) {
 	n := max(o.Limits.Fragments, 1)
 	f.timeout = clock.Ticks(o.Rules.Timeouts.Fragment)
 	f.fresh, f.freshOne = 1, 1
-	if f.index.slots, err = table[uint64](m, n + n/3 + 8); err != nil {
+	if f.index.slots, err = table[uint64](m, n+n/3+8); err != nil {
 		return err
 	}
-	if f.list, err = table[datagram](m, n + 1); err != nil {
+	if f.list, err = table[datagram](m, n+1); err != nil {
 		return err
 	}
-	if f.extents, err = table[extent](m, n + 1); err != nil {
+	if f.extents, err = table[extent](m, n+1); err != nil {
 		return err
 	}
-	f.pieces, err = table[piece](m, n + 1)
+	f.pieces, err = table[piece](m, n+1)
 	return err
 }
 

@@ -336,8 +336,28 @@ func TestFragmentHairpin(t *testing.T) {
 		if err := packet.Verify(got); err != nil || h.Src != aliasA || h.Dst != hostB || h.DstPort != 5353 || h.TTL != 8 {
 			t.Errorf("%v: %+v, %v", order, h, err)
 		}
+		for _, f := range w.sent {
+			if f[22] != 8 {
+				t.Errorf("%v: a piece leaves with TTL %d", order, f[22])
+			}
+		}
 		w.empty()
 	})
+}
+
+// State that a hairpin made does not let pieces in that come from outside with the same addresses and id.
+func TestFragmentHairpinForged(t *testing.T) {
+	w := newFragmentWorker(t, 16, func(r *Rules) {
+		r.RedirectPort = []RedirectPort{{Proto: packet.ProtoUDP, Public: Alias{aliasA, 53}, Local: []Local{{hostB, 5353}}}}
+	})
+	b := packet.Build{Src: hostA, Dst: aliasA, SrcPort: 4000, DstPort: 53, ID: 9}
+	if p := w.put(Inside, cut(t, b.UDP(make([]byte, 200)), 20+72)[0]); p.Verdict != Forward {
+		t.Fatalf("hairpin: %d %v", p.Verdict, p.Reason)
+	}
+	b.Src = aliasA
+	if p := w.put(Outside, later(b, 72, 72, true)); p.Verdict == Forward {
+		t.Error("a forged piece was let in")
+	}
 }
 
 // later builds one later fragment of the UDP datagram b.
@@ -461,6 +481,31 @@ func TestFragmentLimit(t *testing.T) {
 	if len(w.kept) != 0 || w.dropped[reason.FragmentLimit] != heldMax+2 {
 		t.Errorf("one datagram: kept %d, dropped %v", len(w.kept), w.dropped)
 	}
+}
+
+// Pieces on their way back count for the limit, so that the queue behind NextReleased can't overflow.
+func TestFragmentLimitCountsReleased(t *testing.T) {
+	w := newFragmentWorker(t, 4, nil)
+	b := packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53, ID: 9}
+	pieces := cut(t, b.UDP(make([]byte, 341)), 20+72)
+	for _, f := range pieces[1:] {
+		w.put(Inside, f)
+	}
+	if len(w.kept) != 4 {
+		t.Fatalf("%d kept", len(w.kept))
+	}
+	w.frames += 2
+	w.one(Inside, false, bytes.Clone(pieces[0]), w.frames-1) // lets go of four, which nobody takes yet
+	b.ID++
+	w.one(Inside, false, later(b, 72, 72, true), w.frames)
+	if w.dropped[reason.FragmentLimit] != 1 {
+		t.Errorf("with four released and not taken a fifth was kept: %d kept, dropped %v", len(w.kept), w.dropped)
+	}
+	w.drain()
+	if w.put(Inside, later(b, 72, 72, true)).Verdict != Keep || glue(w.sent) == nil {
+		t.Errorf("afterwards: sent %d, dropped %v", len(w.sent), w.dropped)
+	}
+	w.balance()
 }
 
 // A sender that is out of ids may use one again as soon as the datagram is whole; no state piles up.
@@ -635,7 +680,7 @@ func TestFragmentNoAllocations(t *testing.T) {
 }
 
 func BenchmarkFragments(b *testing.B) {
-	for _, n := range []int{2, 6, 45} {
+	for _, n := range []int{2, 6, 44} {
 		b.Run(fmt.Sprintf("datagram-of-%d", n), func(b *testing.B) {
 			w := newFragmentWorker(b, 4096, nil)
 			pieces := cut(b, packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53}.UDP(make([]byte, 1480*n-100)), 1500)

@@ -3,6 +3,7 @@ package nat
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"pollux/internal/clock"
@@ -182,22 +183,27 @@ func TestICMPErrorRefused(t *testing.T) {
 		side   Side
 		frame  []byte
 		want   reason.Reason
+		linked bool // what is quoted belongs to a link
 	}{
-		{"no link, inbound", nil, Outside, errorAbout(routerOut, stranger, 3, 0), reason.NoMapping},
-		{"no link, the kernel's address", kernel, Outside, errorAbout(routerOut, stranger, 3, 0), reason.ToHost},
-		{"no link, outbound", nil, Inside, errorAbout(hostA, delivered, 3, 0), reason.NoMapping},
-		{"quotes a later fragment", nil, Outside, errorAbout(routerOut, first.IP(packet.ProtoUDP, make([]byte, 30)), 3, 0), reason.Unsupported},
-		{"quotes an error", nil, Outside, errorAbout(routerOut, b.ICMP(3, 1, 0, stranger[14:]), 3, 0), reason.Unsupported},
-		{"quotes a redirect", nil, Outside, errorAbout(routerOut, b.ICMP(5, 1, 0, stranger[14:]), 3, 0), reason.Unsupported},
-		{"quotes 7 bytes of UDP", nil, Outside, errorAbout(routerOut, stranger, 3, 27), reason.BadHeader},
-		{"to an address that is nobody's", nil, Outside, errorAbout(routerOut, other.UDP(nil), 3, 0), reason.NoMapping},
-		{"not to whom it concerns", nil, Outside, elsewhere, reason.NoMapping},
-		{"from our own address", nil, Outside, errorAbout(aliasA, stranger, 3, 0), reason.BadSource},
+		{"no link, inbound", nil, Outside, errorAbout(routerOut, stranger, 3, 0), reason.NoMapping, false},
+		{"no link, the kernel's address", kernel, Outside, errorAbout(routerOut, stranger, 3, 0), reason.ToHost, false},
+		{"no link, outbound", nil, Inside, errorAbout(hostA, delivered, 3, 0), reason.NoMapping, false},
+		{"quotes a later fragment", nil, Outside, errorAbout(routerOut, first.IP(packet.ProtoUDP, make([]byte, 30)), 3, 0), reason.Unsupported, true},
+		{"quotes an error", nil, Outside, errorAbout(routerOut, b.ICMP(3, 1, 0, stranger[14:]), 3, 0), reason.Unsupported, false},
+		{"quotes a redirect", nil, Outside, errorAbout(routerOut, b.ICMP(5, 1, 0, stranger[14:]), 3, 0), reason.Unsupported, false},
+		{"quotes 7 bytes of UDP", nil, Outside, errorAbout(routerOut, stranger, 3, 27), reason.BadHeader, true},
+		{"to an address that is nobody's", nil, Outside, errorAbout(routerOut, other.UDP(nil), 3, 0), reason.NoMapping, false},
+		{"not to whom it concerns", nil, Outside, elsewhere, reason.NoMapping, true},
+		{"from our own address", nil, Outside, errorAbout(aliasA, stranger, 3, 0), reason.BadSource, true},
+		{"the same, to whom it concerns", nil, Outside, errorAbout(routerOut, stranger, 3, 0), reason.None, true},
 	}
 	for _, c := range cases {
 		w := newFragmentWorker(t, 16, c.change)
+		if c.linked {
+			w.put(Inside, packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53}.UDP(nil))
+		}
 		p := w.put(c.side, c.frame)
-		if p.Reason != c.want || p.Verdict == Forward || p.Verdict == Answer {
+		if p.Reason != c.want || (p.Verdict == Forward) != (c.want == reason.None) || p.Verdict == Answer {
 			t.Errorf("%s: verdict %d, reason %v, want %v", c.name, p.Verdict, p.Reason, c.want)
 		}
 	}
@@ -213,6 +219,7 @@ func TestICMPErrorUntranslated(t *testing.T) {
 		return Outside, true
 	}
 	unregistered := func(r *Rules) { r.UnregisteredOnly = true }
+	exempt := func(r *Rules) { r.Exempt = []netip.Prefix{netip.PrefixFrom(peer.Netip(), 24)} }
 	fromRegistered := packet.Build{Src: registeredHost, Dst: peer, SrcPort: 4000, DstPort: 53}.UDP(nil)
 	toRegistered := packet.Build{Src: peer, Dst: registeredHost, SrcPort: 53, DstPort: 4000}.UDP(nil)
 	cases := []struct {
@@ -223,6 +230,8 @@ func TestICMPErrorUntranslated(t *testing.T) {
 	}{
 		{"registered host, inbound", unregistered, Outside, errorAbout(routerOut, fromRegistered, 11, 0)},
 		{"registered host, outbound", unregistered, Inside, errorAbout(registeredHost, toRegistered, 3, 0)},
+		{"exempt remote, inbound", exempt, Outside, errorAbout(routerOut, packet.Build{Src: hostA, Dst: peer}.UDP(nil), 11, 0)},
+		{"exempt remote, outbound", exempt, Inside, errorAbout(hostA, packet.Build{Src: peer, Dst: hostA}.UDP(nil), 3, 0)},
 		{"inside to inside", nil, Inside, errorAbout(hostA, packet.Build{Src: hostB, Dst: hostA}.UDP(nil), 3, 0)},
 	}
 	for _, c := range cases {
@@ -235,6 +244,11 @@ func TestICMPErrorUntranslated(t *testing.T) {
 		if p := w.put(c.side, c.frame); p.Verdict != Forward || !bytes.Equal(p.Data, want) {
 			t.Errorf("%s: verdict %d, %v\n%x, want\n%x", c.name, p.Verdict, p.Reason, p.Data, want)
 		}
+	}
+	w := newFragmentWorker(t, 16, exempt)
+	w.s.sideOf = sideOf
+	if p := w.put(Outside, errorAbout(routerOut, packet.Build{Src: routerOut + 1, Dst: peer}.UDP(nil), 3, 0)); p.Reason != reason.NoMapping {
+		t.Errorf("outside to outside: verdict %d, %v", p.Verdict, p.Reason)
 	}
 }
 
