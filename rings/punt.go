@@ -42,8 +42,8 @@ func (p *Punt) Send(ifindex int, frame []byte) error {
 	binary.NativeEndian.PutUint32(context[4:], uint32(len(frame)))
 	binary.NativeEndian.PutUint32(context[12:], uint32(ifindex))
 	_, err := p.program.Run(&ebpf.RunOptions{Data: frame, Context: context, Repeat: 1, BatchSize: 1, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
-	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("punt: interface %d is gone or has no XDP program attached: %w", ifindex, unix.EINVAL)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("punt: interface %d is gone or has no XDP program attached: %w", ifindex, unwrapAll(err))
 	}
 	if err != nil {
 		return explainBPF("punt", err)

@@ -98,3 +98,17 @@ func mapShared(fd int, length, align uintptr) ([]byte, error) {
 func unmapShared(m []byte) error {
 	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m)), uintptr(len(m)))
 }
+
+// driverName returns a netdev's driver as ethtool -i shows it; empty when the driver doesn't tell.
+func driverName(name string) string {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	info, err := unix.IoctlGetEthtoolDrvinfo(fd, name)
+	if err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(info.Driver[:])
+}
