@@ -513,12 +513,7 @@ func (c *control) link(e *linkEvent) {
 		c.portLink(n, e, up)
 	}
 	if (!up && known && was.up || e.deleted) && (c.reading == nil || c.reading.complete) {
-		// The kernel has dropped the IPv4 routes of this netdev without a word.
-		c.links[e.index] = linkState{}
-		c.dropRoutes(e.index)
-		if e.deleted {
-			delete(c.links, e.index)
-		}
+		c.dropRoutes(e.index) // the kernel has dropped the IPv4 routes of this netdev without a word
 	}
 }
 

@@ -164,11 +164,11 @@ func (c *control) release(i uint32) {
 	s.free = append(s.free, i)
 }
 
-// gone tells whether all netdevs of a set are down, and with them, in the kernel, its routes.
+// gone tells whether all netdevs of a set are down or deleted, and with them, in the kernel, its routes.
 func (c *control) gone(i uint32) bool {
 	hops := c.sets.info[i].hops
 	for _, h := range hops {
-		if l, known := c.links[h.index]; !known || l.up {
+		if c.links[h.index].up {
 			return false
 		}
 	}
