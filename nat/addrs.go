@@ -20,7 +20,7 @@ const (
 type ours struct {
 	addr  packet.Addr
 	flags uint8
-	born  uint32 // epoch since which it has been in the pool without a break
+	born  uint32 // epoch in which it came, or last left the pool: older links on it are dead if an address change resets
 }
 
 // addrTable finds addresses of ours. It is built whole by SetRules and read on the miss path.

@@ -173,19 +173,23 @@ func (s *Shard) unlink(id uint32, now clock.Tick) {
 	if s.exact.remove(s.seed.tuple(lo.key), 2*id) && c.flags&flagOutTwin != 0 {
 		s.uncoverOut(id)
 	}
-	if h := s.seed.tuple(li.key); s.exact.remove(h, 2*id+1) {
-		if twin := s.groups.twin(id); twin != 0 {
+	gr := s.groups.of(id)
+	lone := gr.value == id && c.next == 0
+	if h := s.seed.tuple(li.key); s.exact.remove(h, 2*id+1) && !lone {
+		if twin := s.groups.twin(gr, id); twin != 0 {
 			s.exact.insert(h, 2*twin+1)
 		}
 	}
 	var heir uint32
 	if kind := s.portKind(id); kind == portExclusive || kind == portAddress {
-		heir = s.heir(id, kind)
+		if !lone {
+			heir = s.heir(gr, id, kind)
+		}
 		if c.flags&flagMapping != 0 {
 			s.leaveMapping(id, heir)
 		}
 	}
-	s.groups.remove(id)
+	s.groups.remove(gr, id)
 	s.givePort(id, heir, now)
 	if c.flags&flagInbound == 0 {
 		s.leaveHost(lo.key.src(), now)
@@ -245,8 +249,7 @@ func (s *Shard) defaultAlias() packet.Addr {
 const heirWalk = 64
 
 // heir returns another link of the mapping that id belongs to, 0 if it is the last one.
-func (s *Shard) heir(id uint32, kind portKind) uint32 {
-	gr := s.groups.of(id)
+func (s *Shard) heir(gr group, id uint32, kind portKind) uint32 {
 	local := s.localOf(id)
 	if kind == portAddress {
 		remote := s.remoteOf(id).Addr

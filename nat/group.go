@@ -34,15 +34,15 @@ type groups struct {
 	fresh uint32
 }
 
-func (g *groups) init(l *links, s *seed, n int) (err error) {
+func (g *groups) init(m *memory, l *links, s *seed, n int) (err error) {
 	g.links, g.seed = l, s
-	if g.index.slots, err = table[uint64](n + n/3 + 8); err != nil {
+	if g.index.slots, err = table[uint64](m, n+n/3+8); err != nil {
 		return err
 	}
-	if err = g.trees.init(n/5 + 64); err != nil {
+	if err = g.trees.init(m, n/5+64); err != nil {
 		return err
 	}
-	g.big, err = table[treeGroup](n/listMin + 2)
+	g.big, err = table[treeGroup](m, n/listMin+2)
 	g.fresh = 1
 	return err
 }
@@ -136,36 +136,38 @@ func (g *groups) grow(head uint32) uint32 {
 	return id
 }
 
-// remove takes a link out of its group and reports whether that was the last one.
-func (g *groups) remove(id uint32) (empty bool) {
-	gr := g.of(id)
+// remove takes a link out of its group.
+func (g *groups) remove(gr group, id uint32) {
 	v := gr.value
 	next := g.cold[id].next
 	if v&treeBit != 0 {
 		b := &g.big[v&^treeBit]
 		g.removeTree(b, id)
-		if b.count < listMin {
+		if b.count < listMin { // a tree is given up before it is empty
 			g.shrink(gr)
 		}
-		return false // a tree is given up before it is empty
+		return
 	}
 	switch {
 	case v == id && next == 0:
 		g.index.remove(gr.hash, id)
-		return true
 	case v == id:
 		g.cold[next].count = g.cold[id].count - 1
 		g.index.replace(gr.hash, id, next)
-		return false
+	default:
+		g.cold[v].count--
+		g.unchain(v, id, next)
 	}
-	g.cold[v].count--
-	for l := v; l != 0; l = g.cold[l].next {
+}
+
+// unchain takes id out of the chain that starts at l, before next.
+func (g *groups) unchain(l, id, next uint32) {
+	for ; l != 0; l = g.cold[l].next {
 		if g.cold[l].next == id {
 			g.cold[l].next = next
-			break
+			return
 		}
 	}
-	return false
 }
 
 func (g *groups) removeTree(b *treeGroup, id uint32) {
@@ -173,12 +175,7 @@ func (g *groups) removeTree(b *treeGroup, id uint32) {
 	b.count--
 	switch newest := g.trees.find(b.root, key); {
 	case newest != id:
-		for l := newest; l != 0; l = g.cold[l].next {
-			if g.cold[l].next == id {
-				g.cold[l].next = next
-				break
-			}
-		}
+		g.unchain(newest, id, next)
 	case next != 0:
 		g.trees.set(b.root, key, next)
 	default:
@@ -221,8 +218,7 @@ func (g *groups) shrink(gr group) {
 }
 
 // twin returns the newest other link with the inbound key of id, 0 if there is none.
-func (g *groups) twin(id uint32) uint32 {
-	gr := g.of(id)
+func (g *groups) twin(gr group, id uint32) uint32 {
 	l := gr.value
 	if l&treeBit != 0 {
 		l = g.trees.find(g.big[l&^treeBit].root, g.keyOf(id))

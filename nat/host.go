@@ -31,12 +31,12 @@ type hosts struct {
 	live        int
 }
 
-func (x *hosts) init(s *seed, n int) (err error) {
+func (x *hosts) init(m *memory, s *seed, n int) (err error) {
 	x.seed = s
-	if x.index.slots, err = table[uint64](n + n/3 + 8); err != nil {
+	if x.index.slots, err = table[uint64](m, n+n/3+8); err != nil {
 		return err
 	}
-	x.list, err = table[host](n + 1)
+	x.list, err = table[host](m, n+1)
 	x.fresh = 1
 	return err
 }

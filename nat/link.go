@@ -77,11 +77,11 @@ type links struct {
 	live  int
 }
 
-func (l *links) init(n int) (err error) {
-	if l.lines, err = table[line](2 * (n + 1)); err != nil {
+func (l *links) init(m *memory, n int) (err error) {
+	if l.lines, err = table[line](m, 2*(n+1)); err != nil {
 		return err
 	}
-	l.cold, err = table[cold](n + 1)
+	l.cold, err = table[cold](m, n+1)
 	l.fresh = 1
 	return err
 }

@@ -4,25 +4,31 @@ import (
 	"fmt"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"pollux/internal/offheap"
 )
 
-// table maps room for n pointer-free records outside the Go heap, zeroed.
-func table[T any](n int) ([]T, error) {
-	var t T
-	size := uintptr(n) * unsafe.Sizeof(t)
-	mem, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		return nil, fmt.Errorf("nat: no memory for %d records of %d bytes: %w", n, unsafe.Sizeof(t), err)
-	}
-	_ = unix.Madvise(unsafe.Slice((*byte)(mem), size), unix.MADV_HUGEPAGE)
-	return unsafe.Slice((*T)(mem), n), nil
+// memory is the tables of one shard: off the Go heap, pointer-free, zeroed, of fixed size. Pages cost memory only once they are touched.
+type memory struct {
+	free  []func() error
+	bytes uint64
 }
 
-// unmap gives a table back.
-func unmap[T any](t []T) {
-	if len(t) > 0 {
+// table maps room for n records.
+func table[T any](m *memory, n int) ([]T, error) {
+	t, err := offheap.Alloc[T](n)
+	if err != nil {
 		var x T
-		_ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(t)), uintptr(len(t))*unsafe.Sizeof(x))
+		return nil, fmt.Errorf("nat: room for %d records of %d bytes: %w", n, unsafe.Sizeof(x), err)
 	}
+	m.free = append(m.free, t.Free)
+	m.bytes += uint64(t.Mapped())
+	return t.Items, nil
+}
+
+// close gives all tables back.
+func (m *memory) close() {
+	for _, f := range m.free {
+		_ = f()
+	}
+	m.free = nil
 }

@@ -38,7 +38,7 @@ func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
 		return err
 	}
 	if r.TCPWindowTracking && s.windows == nil {
-		if s.windows, err = table[window](len(s.cold)); err != nil {
+		if s.windows, err = table[window](&s.memory, len(s.cold)); err != nil {
 			return err
 		}
 	}
@@ -86,6 +86,7 @@ func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
 	s.timeout.state[Closing] = clock.Ticks(r.Timeouts.TCPClosing)
 	s.quick = min(s.timeout.udp, s.timeout.icmp, s.timeout.other,
 		s.timeout.state[Opening], s.timeout.state[Established], s.timeout.state[Closing])
+	s.frag.timeout = clock.Ticks(r.Timeouts.Fragment)
 	if r.TCPWindowTracking && !s.track {
 		clear(s.windows[:s.fresh])
 	}
@@ -145,14 +146,15 @@ func (s *Shard) stands(id uint32) bool {
 	switch {
 	case s.has(id, flagTarget):
 		return s.rules.Target == s.localOf(id).Addr && s.targetBorn <= since
-	case s.has(id, flagOneShot), s.portKind(id) != portRule:
-		o := s.ours.find(alias.Addr)
-		if o == nil || o.flags&addrPool == 0 {
-			return !s.rules.ResetOnAddressChange || o != nil && o.flags&addrPublished != 0 && s.has(id, flagOneShot)
-		}
-		return o.born <= since || !s.rules.ResetOnAddressChange
 	}
-	return s.covered(id, since)
+	o := s.ours.find(alias.Addr)
+	if s.rules.ResetOnAddressChange && o != nil && o.born > since {
+		return false
+	}
+	if s.portKind(id) == portRule && !s.has(id, flagOneShot) {
+		return s.covered(id, since)
+	}
+	return !s.rules.ResetOnAddressChange || o != nil && (o.flags&addrPool != 0 || o.flags&addrPublished != 0 && s.has(id, flagOneShot))
 }
 
 // covered reports whether a rule that was there at epoch since would make the link.
@@ -297,14 +299,14 @@ func (s *Shard) learnAddrs() {
 			i = len(list)
 			at[a] = i
 			list = append(list, ours{addr: a, born: s.epoch})
+			if was := s.knownAddr(a); was != nil && (was.flags&addrPool == 0 || flags&addrPool != 0) {
+				list[i].born = was.born
+			}
 		}
 		list[i].flags |= flags
 	}
 	for _, a := range s.rules.Alias {
 		add(a, addrPool|addrDynamic)
-		if was := s.knownAddr(a); was != nil && was.flags&addrPool != 0 {
-			list[at[a]].born = was.born
-		}
 	}
 	for i := range s.table.list {
 		if r := &s.table.list[i]; r.kind != ruleFree && r.public.Addr != 0 {

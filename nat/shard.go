@@ -45,7 +45,7 @@ type Counters struct {
 	Reopened  uint64 // a SYN on a closing link
 	Untouched uint64 // forwarded without translation
 	HeldSYN   uint64
-	BytesMap  uint64               // memory mapped for tables, in bytes; touched as it is needed
+	Memory    uint64               // memory mapped for tables, in bytes; touched as it is needed
 	Refused   [reason.Count]uint64 // new flows and packets that were not let through, by reason
 	State     [Closing + 1]uint64  // links now, by state
 	Proto     [4]uint64            // links now: TCP, UDP, ICMP, other
@@ -61,6 +61,7 @@ type Shard struct {
 	epoch8 uint8  // low byte of epoch: a line that bears another one may not stand any more
 
 	counters Counters
+	memory   memory
 
 	groups  groups
 	local   index // by local endpoint: one link of each mapping
@@ -140,14 +141,14 @@ func (s *Shard) allocate(n int, o *Options) (err error) {
 			err = f()
 		}
 	}
-	step(func() (e error) { s.exact.slots, e = table[uint64](4*n + 8); return })
-	step(func() error { return s.links.init(n) })
-	step(func() error { return s.groups.init(&s.links, &s.seed, n) })
-	step(func() (e error) { s.local.slots, e = table[uint64](n + n/3 + 8); return })
-	step(func() error { return s.main.init(s.cold, o.Now) })
-	step(func() error { return s.closing.init(s.cold, o.Now) })
-	step(func() error { return s.hosts.init(&s.seed, n) })
-	step(func() error { return s.frag.init(o) })
+	step(func() (e error) { s.exact.slots, e = table[uint64](&s.memory, 4*n+8); return })
+	step(func() error { return s.links.init(&s.memory, n) })
+	step(func() error { return s.groups.init(&s.memory, &s.links, &s.seed, n) })
+	step(func() (e error) { s.local.slots, e = table[uint64](&s.memory, n+n/3+8); return })
+	step(func() error { return s.main.init(&s.memory, s.cold, o.Now) })
+	step(func() error { return s.closing.init(&s.memory, s.cold, o.Now) })
+	step(func() error { return s.hosts.init(&s.memory, &s.seed, n) })
+	step(func() error { return s.frag.init(&s.memory, o) })
 	s.holds.init(&s.seed)
 	s.freed.init(o.Limits.Fragments + holdsMax)
 	return err
@@ -161,23 +162,7 @@ func (s *Shard) Close() error {
 	if s.private {
 		s.owners.Close()
 	}
-	s.frag.close()
-	unmap(s.exact.slots)
-	unmap(s.lines)
-	unmap(s.cold)
-	unmap(s.groups.index.slots)
-	unmap(s.groups.trees.nodes)
-	unmap(s.groups.big)
-	unmap(s.local.slots)
-	unmap(s.main.heads)
-	unmap(s.main.tails)
-	unmap(s.main.busy)
-	unmap(s.closing.heads)
-	unmap(s.closing.tails)
-	unmap(s.closing.busy)
-	unmap(s.hosts.index.slots)
-	unmap(s.hosts.list)
-	unmap(s.windows)
+	s.memory.close()
 	*s = Shard{}
 	return nil
 }
@@ -186,6 +171,7 @@ func (s *Shard) Close() error {
 func (s *Shard) Counters() *Counters {
 	s.counters.Links = uint64(s.live)
 	s.counters.Hosts = uint64(s.hosts.live)
+	s.counters.Memory = s.memory.bytes
 	return &s.counters
 }
 

@@ -141,11 +141,9 @@ func TestUDPOutAndBack(t *testing.T) {
 	}
 	w.refused(Outside, udp(ext1, 99, pub1, 4660), Drop, reason.Filtered)
 	w.refused(Outside, udp(ext1, 99, pub1, 4661), Drop, reason.NoMapping)
-	if w.s.counters.Hits != 0 {
-		t.Fatalf("hits %d", w.s.counters.Hits)
-	}
+	hits := w.s.counters.Hits
 	w.out(udp(prv1, 4660, ext1, 53))
-	if w.s.counters.Hits != 1 {
+	if w.s.counters.Hits != hits+1 {
 		t.Fatalf("hits %d", w.s.counters.Hits)
 	}
 	w.pass(301 * time.Second)

@@ -33,8 +33,8 @@ type trees struct {
 	fresh uint32
 }
 
-func (t *trees) init(n int) (err error) {
-	t.nodes, err = table[node](n + 1)
+func (t *trees) init(m *memory, n int) (err error) {
+	t.nodes, err = table[node](m, n+1)
 	t.fresh = 1
 	return err
 }

@@ -8,10 +8,11 @@ import (
 
 func newTrees(t testing.TB, n int) *trees {
 	var tr trees
-	if err := tr.init(n); err != nil {
+	var m memory
+	if err := tr.init(&m, n); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unmap(tr.nodes) })
+	t.Cleanup(m.close)
 	return &tr
 }
 

@@ -28,16 +28,16 @@ type wheel struct {
 	count int
 }
 
-func (w *wheel) init(c []cold, now clock.Tick) (err error) {
+func (w *wheel) init(m *memory, c []cold, now clock.Tick) (err error) {
 	w.cold = c
 	w.pos = now &^ (1<<wheelShift - 1)
-	if w.heads, err = table[uint32](wheelSlots); err != nil {
+	if w.heads, err = table[uint32](m, wheelSlots); err != nil {
 		return err
 	}
-	if w.tails, err = table[uint32](wheelSlots); err != nil {
+	if w.tails, err = table[uint32](m, wheelSlots); err != nil {
 		return err
 	}
-	w.busy, err = table[uint64](wheelSlots / 64)
+	w.busy, err = table[uint64](m, wheelSlots/64)
 	return err
 }
 
