@@ -185,17 +185,25 @@ func TestHalfMade(t *testing.T) {
 	pad := b
 	pad.Pad = 60
 	short := whole.UDP([]byte("odd"))
-	shorter := poke(short, 38, 0, 10)                          // UDP ends before IP does
-	binary.BigEndian.PutUint16(shorter[40:], 0)                // whole sum over what UDP's own length covers
-	sum := ^Sum(shorter[34:44], pseudo4(b.Src, b.Dst, 17, 10)) //
+	shorter := poke(short, 38, 0, 10)           // UDP ends before IP does
+	binary.BigEndian.PutUint16(shorter[40:], 0) // whole sum over what UDP's own length covers
+	sum := ^Sum(shorter[34:44], pseudo4(b.Src, b.Dst, 17, 10))
 	binary.BigEndian.PutUint16(shorter[40:], sum)
 	shorterHalf := bytes.Clone(shorter)
 	binary.BigEndian.PutUint16(shorterHalf[40:], fold(pseudo4(b.Src, b.Dst, 17, 10)))
+	// No checksum is not half of one, not even where the pseudo header's sum is the other notation of zero.
+	silent := plain
+	silent.NoChecksum, silent.Pad = true, 60
+	silent.Dst = Addr(^fold(pseudo4(silent.Src, 0, 17, 8))) << 16
+	if fold(pseudo4(silent.Src, silent.Dst, 17, 8)) != 0xffff {
+		t.Fatal("not the case it should be")
+	}
 	cases := []struct {
 		name      string
 		in, want  []byte
 		completed bool
 	}{
+		{"UDP without checksum", silent.UDP(nil), silent.UDP(nil), false},
 		{"UDP", b.UDP([]byte("odd")), whole.UDP([]byte("odd")), true},
 		{"UDP, fast path", pad.UDP([]byte("odd")), append(whole.UDP([]byte("odd")), make([]byte, 60-45)...), true},
 		{"UDP shorter than IP", shorterHalf, shorter, true},
@@ -293,6 +301,24 @@ func TestParseQuoted(t *testing.T) {
 	frame := plain.UDP(make([]byte, 60))
 	if Parse(frame, &h); ParseQuoted(frame, &h, &q) {
 		t.Error("a UDP datagram quotes nothing")
+	}
+}
+
+// What lies behind a quoted packet's own end (padding and extensions, RFC 4884) is not taken for its checksum.
+func TestSetQuotedStaysInside(t *testing.T) {
+	quote := append(plain.IP(ProtoTCP, make([]byte, 8))[14:], bytes.Repeat([]byte{0xee}, 40)...)
+	frame := Build{Src: 0xcb007101, Dst: 0x0a000001}.ICMP(ICMPTimeExceeded, 0, 0, quote)
+	var h, q Headers
+	Parse(frame, &h)
+	if !ParseQuoted(frame, &h, &q) {
+		t.Fatal("no quote")
+	}
+	SetQuoted(frame, &h, &q, 1<<24, 2, 3, 4)
+	if !bytes.Equal(frame[int(q.L4)+8:], quote[28:]) {
+		t.Errorf("changed behind the quoted packet: %x", frame[q.L4:])
+	}
+	if err := Verify(frame); err != nil {
+		t.Error(err)
 	}
 }
 

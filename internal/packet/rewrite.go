@@ -37,7 +37,7 @@ func SetEndpoints(frame []byte, h *Headers, src Addr, sport uint16, dst Addr, dp
 // checksum right too. A quoted L4 checksum is updated if the quote reaches it, and never verified.
 func SetQuoted(frame []byte, outer, q *Headers, src Addr, sport uint16, dst Addr, dport uint16) {
 	frame = frame[:int(outer.L3)+int(outer.Len)]
-	touched := frame[q.L3:min(int(q.L4)+TCPLen, len(frame)&^1)]
+	touched := frame[q.L3:min(int(q.L4)+TCPLen, len(frame))]
 	before := Sum(touched, 0)
 	SetEndpoints(frame, q, src, sport, dst, dport)
 	update(frame, int(outer.L4)+2, Delta16(before, Sum(touched, 0)), false)
