@@ -53,8 +53,12 @@ func Confine(list []int) error {
 		}
 		set.Set(c)
 	}
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("pin to core %v: %w", list, err)
+	err := unix.SchedSetaffinity(0, &set)
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("core %s is not to be had: %v are allowed", strings.Trim(fmt.Sprint(list), "[]"), atStart)
+	}
+	if err != nil {
+		return fmt.Errorf("pin to core %s: %w", strings.Trim(fmt.Sprint(list), "[]"), err)
 	}
 	return nil
 }

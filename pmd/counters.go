@@ -1,0 +1,76 @@
+package pmd
+
+import (
+	"sync/atomic"
+
+	"pollux/internal/reason"
+)
+
+// counts are a worker's own counters: plain numbers that nobody else reads. At any time
+//
+//	received = forwarded + sum of reasons + held
+//
+// exactly: every received packet is sent on, or ended for one reason, or waits. Packets that were answered by an ICMP
+// error are in reasons too; packets handed to the kernel are reason Punted.
+type counts struct {
+	received   uint64
+	translated uint64 // packets that belong to a link
+	forwarded  uint64
+	answered   uint64
+	made       uint64 // frames sent that were never received: ICMP errors, fragments
+	bursts     uint64
+	polls      uint64
+	held       uint64
+	reasons    [reason.Count]uint64
+	dirty      bool // reasons or held changed since they were published
+}
+
+// published is what other goroutines may read, written once per round by the worker. Its own cache lines, and their
+// neighbours that the CPU prefetches along, are shared with nothing else.
+type published struct {
+	_ [128]byte
+
+	received, translated, forwarded, answered, made atomic.Uint64
+	bursts, polls, held                             atomic.Uint64
+	reasons                                         [reason.Count]atomic.Uint64
+
+	_ [128]byte
+}
+
+// publish stores what changed in this round. An atomic store costs about as much as parsing a packet, so it is done once
+// per round, and for the rarer counters only when they moved.
+func (w *Worker) publish(work int) {
+	c, p := &w.c, &w.pub
+	c.polls++
+	if work == 0 {
+		if c.polls&1023 == 0 {
+			p.polls.Store(c.polls)
+		}
+		return
+	}
+	w.publishAll()
+}
+
+// publishAll is publish for a worker that worked, or is about to sleep.
+func (w *Worker) publishAll() {
+	c, p := &w.c, &w.pub
+	p.polls.Store(c.polls)
+	p.bursts.Store(c.bursts)
+	p.received.Store(c.received)
+	p.translated.Store(c.translated)
+	p.forwarded.Store(c.forwarded)
+	if h := c.held; h != p.held.Load() {
+		p.held.Store(h)
+	}
+	if !c.dirty {
+		return
+	}
+	c.dirty = false
+	p.answered.Store(c.answered)
+	p.made.Store(c.made)
+	for i := range c.reasons {
+		if n := c.reasons[i]; n != p.reasons[i].Load() {
+			p.reasons[i].Store(n)
+		}
+	}
+}

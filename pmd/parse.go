@@ -1,0 +1,68 @@
+package pmd
+
+import (
+	"encoding/binary"
+
+	"pollux/internal/packet"
+	"pollux/internal/reason"
+	"pollux/nat"
+)
+
+// parse is stage 2: every packet is parsed; what is malformed, another machine's or the host's own leaves the burst here.
+// It returns the rest, moved together.
+func (w *Worker) parse(b []nat.Packet) []nat.Packet {
+	k := 0
+	for i := range b {
+		p := &b[k]
+		if i != k {
+			w.pull(p, &b[i])
+		}
+		packet.Parse(p.Data, &p.H)
+		if p.H.Reason == reason.None && p.H.Kind-1 < packet.KindLaterFragment && p.H.Dst < multicast && w.toPort(p) {
+			k++
+			continue
+		}
+		w.refuse(p)
+	}
+	return b[:k]
+}
+
+// multicast is the first IPv4 address that names more than one host, or none.
+const multicast packet.Addr = 224 << 24
+
+// pull moves the frame of a packet that is not parsed yet forward in the burst.
+func (w *Worker) pull(dst, src *nat.Packet) {
+	dst.Data, dst.Frame, dst.Ingress, dst.Side, dst.Hairpin = src.Data, src.Frame, src.Ingress, src.Side, src.Hairpin
+}
+
+// toPort reports whether a frame that Parse accepted, so at least an Ethernet header, is for the port it came in by.
+func (w *Worker) toPort(p *nat.Packet) bool {
+	port := &w.ports[p.Ingress]
+	if port.anyMAC {
+		return p.H.Flags&packet.FlagUnicastMAC != 0
+	}
+	return binary.LittleEndian.Uint64(p.Data)&0xffff_ffff_ffff == port.mac
+}
+
+// refuse deals with a frame that is not for the translator.
+//
+//go:noinline
+func (w *Worker) refuse(p *nat.Packet) {
+	h := &p.H
+	switch {
+	case len(p.Data) < packet.EthernetLen:
+		w.drop(p.Frame, p.Data, reason.BadHeader, false)
+	case p.Data[0]&1 != 0: // broadcast and multicast: ARP requests, neighbour discovery, routing protocols
+		w.host(p)
+	case !w.toPort(p):
+		w.drop(p.Frame, p.Data, reason.NotForUs, false)
+	case h.Reason != reason.None:
+		w.drop(p.Frame, p.Data, h.Reason, false)
+	case h.Dst >= multicast && h.Dst < 240<<24, h.Dst == 0xffff_ffff:
+		w.host(p)
+	case h.Dst >= multicast: // class E is nobody's
+		w.drop(p.Frame, p.Data, reason.NoRoute, false)
+	default: // ARP, IPv6, VLAN tags, any other protocol
+		w.host(p)
+	}
+}

@@ -1,0 +1,109 @@
+package pmd
+
+import (
+	"encoding/binary"
+
+	"pollux/internal/clock"
+	"pollux/internal/packet"
+	"pollux/internal/reason"
+	"pollux/nat"
+	"pollux/rings"
+	"pollux/rtcache"
+)
+
+// route is stage 6: every packet gets its next hop, from the link it belongs to or by lookup, and is put in line for its
+// egress port.
+func (w *Worker) route(b []nat.Packet, now clock.Tick) {
+	for i := range b {
+		p := &b[i]
+		if p.Verdict != nat.Forward {
+			continue
+		}
+		dst := destination(p)
+		hop, v := w.routes.Route((*[2]uint64)(p.Hop), p.Ingress, w.asSent(p, i).Src, dst, flowHash(&p.H))
+		if v != rtcache.OK || int(p.H.Len) > hop.MTU() || w.hold.n > 0 {
+			w.detour(p, i, hop, v, now)
+			continue
+		}
+		hop.WriteMACs(p.Data)
+		w.line(hop.Port(), rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))})
+		if p.Hop != nil {
+			w.c.translated++
+		}
+	}
+}
+
+// destination reads where a packet goes now, after translation.
+func destination(p *nat.Packet) packet.Addr {
+	return packet.Addr(binary.BigEndian.Uint32(p.Data[p.H.L3+16:]))
+}
+
+// flowHash tells flows apart where a route has several next hops.
+func flowHash(h *packet.Headers) uint32 {
+	x := uint64(h.Src)<<32 | uint64(h.Dst)
+	x ^= uint64(h.SrcPort)<<16 | uint64(h.DstPort)
+	x *= 0x9e3779b97f4a7c15
+	return uint32(x >> 32)
+}
+
+// detour deals with a packet that can't simply go on: no usable next hop, others wait for the same one, too long.
+//
+//go:noinline
+func (w *Worker) detour(p *nat.Packet, i int, hop *rtcache.Hop, v rtcache.Verdict, now clock.Tick) {
+	if v == rtcache.OK && w.hold.n > 0 {
+		w.look(now) // if this hop has just become usable, those that came before go first
+	}
+	switch v {
+	case rtcache.OK:
+		w.send(p, w.asSent(p, i), hop, now)
+	case rtcache.Unresolved:
+		w.wait(p, w.asSent(p, i), hop, now)
+	default:
+		w.unrewrite(p, i, true)
+		w.unroutable(p, w.asSent(p, i), v, now)
+	}
+	p.Verdict = nat.Drop // its frame is no longer this burst's
+}
+
+// unroutable ends a packet that has no next hop; the frame is as it was on the wire, and h describes it.
+func (w *Worker) unroutable(p *nat.Packet, h *packet.Headers, v rtcache.Verdict, now clock.Tick) {
+	switch v {
+	case rtcache.Local:
+		w.host(p)
+	case rtcache.ReversePath:
+		w.drop(p.Frame, p.Data, reason.ReversePath, false)
+	case rtcache.Blackhole:
+		w.drop(p.Frame, p.Data, reason.NoRoute, false)
+	case rtcache.Prohibit:
+		w.answer(p, h, reason.NoRoute, packet.ICMPUnreachable, codeProhibited, 0, now)
+	case rtcache.Unreachable:
+		w.answer(p, h, reason.NoRoute, packet.ICMPUnreachable, codeHost, 0, now)
+	case rtcache.Failed:
+		w.answer(p, h, reason.NoNeighbour, packet.ICMPUnreachable, codeHost, 0, now)
+	default:
+		w.answer(p, h, reason.NoRoute, packet.ICMPUnreachable, codeNet, 0, now)
+	}
+}
+
+// send puts a translated packet in line for a usable hop; one that is too long is split or answered. h describes it as it
+// was on the wire.
+func (w *Worker) send(p *nat.Packet, h *packet.Headers, hop *rtcache.Hop, now clock.Tick) {
+	if p.Hop != nil {
+		w.c.translated++
+	}
+	mtu := hop.MTU()
+	switch {
+	case int(p.H.Len) <= mtu:
+		hop.WriteMACs(p.Data)
+		w.line(hop.Port(), rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))})
+	case p.H.Flags&packet.FlagDF == 0:
+		hop.WriteMACs(p.Data)
+		w.fragment(p, hop.Port(), mtu)
+	default:
+		packet.Restore(p.Data, &p.H)
+		if h != &p.H {
+			packet.Restore(p.Data, h)
+		}
+		w.answer(p, h, reason.MTUExceeded, packet.ICMPUnreachable, codeFragmentationNeeded, uint16(mtu), now)
+	}
+}

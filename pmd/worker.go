@@ -1,0 +1,181 @@
+package pmd
+
+import (
+	"errors"
+	"fmt"
+
+	"pollux/internal/clock"
+	"pollux/internal/packet"
+	"pollux/internal/reason"
+	"pollux/nat"
+	"pollux/rings"
+	"pollux/rtcache"
+)
+
+// Limits of one round.
+const (
+	BurstFrames   = 64  // packets that go through the stages together
+	releaseBursts = 4   // bursts of packets that the shard lets go, per round
+	advanceBudget = 256 // links, fragments and ports that timers may deal with, per round
+)
+
+// WorkerPort is one port as a worker sees it. Its place in WorkerOptions.Ports is its index everywhere in pollux.
+type WorkerPort struct {
+	Port   Port
+	Side   nat.Side
+	MAC    [6]byte
+	AnyMAC bool // take frames to any unicast MAC
+}
+
+// WorkerOptions is what a worker works with. It owns the shard, the ports and the pool from NewWorker on.
+type WorkerOptions struct {
+	Index   int // the worker's number, from 0
+	Ports   []WorkerPort
+	UMEM    *rings.UMEM
+	Pool    *rings.Pool // free frames
+	NAT     *nat.Shard
+	Routes  *rtcache.View // the worker's own
+	Table   *rtcache.Table
+	Aliases []packet.Addr                 // every alias address, redirects' included: sources of ICMP errors to the outside
+	Source  func(port uint16) packet.Addr // where other ICMP errors sent from a port come from; nil: as Table says
+	Punt    Punter                        // nil: there is no kernel to hand packets to
+
+	// Finished, if not nil, is told the end of every received packet: the address of its chunk, and None when it was sent
+	// on; otherwise its bytes, the reason, and whether an ICMP error was sent back. It must not keep or change the bytes.
+	Finished func(chunk uint64, data []byte, r reason.Reason, answered bool)
+}
+
+// Worker takes packets through the seven stages (DESIGN 2). It is one goroutine's: no method but Do and the readers of
+// published counters may be called from another one.
+type Worker struct {
+	o      WorkerOptions
+	umem   *rings.UMEM
+	nat    *nat.Shard
+	routes *rtcache.View
+	table  *rtcache.Table
+	pool   *rings.Pool
+
+	burst [BurstFrames]nat.Packet     // the packets of the round, in order of arrival
+	first [BurstFrames]packet.Headers // of a hairpinned packet: what it was before its first pass
+	rxq   [BurstFrames]rings.Frame
+	ports []port
+	c     counts
+	pub   published
+
+	hold     hold
+	errors   errorLimit
+	split    split
+	one      [1]rings.Frame // a line of one: here, because what goes through an interface must not be on the stack
+	advanced clock.Tick     // when timers last had nothing left to do
+	released bool           // the shard may have packets to give back
+}
+
+// port is a WorkerPort and the frames that wait for its transmit ring.
+type port struct {
+	Port
+	mac    uint64 // the port's own address, little endian; with anyMAC not looked at
+	side   nat.Side
+	anyMAC bool
+	n      int // of out
+	out    [BurstFrames]rings.Frame
+}
+
+// NewWorker checks the options and makes a worker. Nothing is allocated after that.
+func NewWorker(o WorkerOptions) (*Worker, error) {
+	switch {
+	case o.UMEM == nil || o.Pool == nil || o.NAT == nil || o.Routes == nil || o.Table == nil:
+		return nil, errors.New("pmd: a worker needs a UMEM, a pool, a shard and routes")
+	case len(o.Ports) == 0:
+		return nil, errors.New("pmd: a worker needs ports")
+	case o.UMEM.ChunkSize() < packet.ICMPErrorMax:
+		return nil, fmt.Errorf("pmd: chunks of %d bytes are too small", o.UMEM.ChunkSize())
+	}
+	w := &Worker{o: o, umem: o.UMEM, nat: o.NAT, routes: o.Routes, table: o.Table, pool: o.Pool, ports: make([]port, len(o.Ports))}
+	if o.Source == nil {
+		w.o.Source = o.Table.Source
+	}
+	for i, p := range o.Ports {
+		w.ports[i] = port{Port: p.Port, side: p.Side, mac: macWord(p.MAC[:]), anyMAC: p.AnyMAC}
+	}
+	w.hold.init(min(HoldFrames, o.UMEM.Frames()/4))
+	w.split.init(w)
+	return w, nil
+}
+
+// Poll does one round: timers, a burst from every port, packets that the shard lets go. It returns how much was done; 0
+// means that there was nothing. It allocates nothing and never blocks.
+func (w *Worker) Poll(now clock.Tick) (work int) {
+	if now != w.advanced {
+		work += w.advance(now)
+	}
+	for i := range w.ports {
+		work += w.step(i, now)
+	}
+	w.released = w.released || work > 0 // a first fragment, an outbound SYN or a timer may have set held packets free
+	for i := 0; i < releaseBursts && w.released; i++ {
+		work += w.step(fromShard, now)
+	}
+	for i := range w.ports {
+		w.ports[i].Service(w.pool)
+	}
+	w.publish(work)
+	return work
+}
+
+// step takes one burst through the seven stages, in the order of DESIGN 2.
+func (w *Worker) step(from int, now clock.Tick) int {
+	b, n := w.rx(from)
+	if n == 0 {
+		return 0
+	}
+	b = w.parse(b)
+	b = w.steer(b)
+	w.touch(b)
+	w.translate(b, now)
+	w.route(b, now)
+	w.tx()
+	return n
+}
+
+// advance runs what is due by time: the shard's timers and the packets that wait for a neighbour. Once all is done it is
+// not called again before the next tick.
+func (w *Worker) advance(now clock.Tick) int {
+	work := w.nat.Advance(now, advanceBudget)
+	if w.hold.n > 0 {
+		work += w.look(now)
+		w.tx()
+	}
+	if work < advanceBudget {
+		w.advanced = now
+	}
+	return work
+}
+
+// Due returns the earliest tick at which a round may have work without any packet coming; ok is false when there is none.
+func (w *Worker) Due(now clock.Tick) (due clock.Tick, ok bool) {
+	due, ok = w.nat.Due()
+	if w.hold.n > 0 {
+		if next := now.Add(holdRetry); !ok || next.Before(due) {
+			due, ok = next, true
+		}
+	}
+	return due, ok
+}
+
+// drop ends a received packet that is not sent on: its frame is free again.
+func (w *Worker) drop(addr uint64, data []byte, r reason.Reason, answered bool) {
+	w.c.reasons[r]++
+	w.c.dirty = true
+	if answered {
+		w.c.answered++
+	}
+	chunk := w.umem.Chunk(addr)
+	if w.o.Finished != nil {
+		w.o.Finished(chunk, data, r, answered)
+	}
+	w.pool.Put(chunk)
+}
+
+func macWord(mac []byte) uint64 {
+	return uint64(mac[0]) | uint64(mac[1])<<8 | uint64(mac[2])<<16 | uint64(mac[3])<<24 | uint64(mac[4])<<32 | uint64(mac[5])<<40
+}

@@ -1,0 +1,286 @@
+package pmd
+
+import (
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"pollux/internal/clock"
+	"pollux/internal/packet"
+	"pollux/lport"
+	"pollux/nat"
+	"pollux/rings"
+	"pollux/rtcache"
+)
+
+// world is what the kernel tells of ports and addresses, and what was made of it.
+type world struct {
+	mu        sync.Mutex
+	ports     []rtcache.Port // by index; rtcache's goroutine writes
+	addresses rtcache.Addresses
+	current   nat.Rules     // Start and then the goroutine of follow write
+	aliases   []packet.Addr // of current
+
+	changed chan struct{} // ports or addresses moved
+	marks   map[mark]bool // Start's and then follow's alone
+}
+
+func (w *world) onPort(p rtcache.Port) {
+	w.mu.Lock()
+	w.ports[p.Index] = p
+	w.mu.Unlock()
+	w.poke()
+}
+
+func (w *world) onAddresses(a rtcache.Addresses) {
+	w.mu.Lock()
+	w.addresses = a
+	w.mu.Unlock()
+	w.poke()
+}
+
+func (w *world) poke() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// rules makes of the configured rules those that hold in this world: "port" is the first outside port's own address,
+// Kernel says which alias addresses the kernel has, an automatic MSS is the one that fits now. It also returns the kernel's
+// own addresses.
+func (w *world) rules(o *Options) (*nat.Rules, []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := o.Rules
+	var own packet.Addr
+	var mtus []int
+	for i, p := range w.ports {
+		mtus = append(mtus, p.MTU)
+		if own == 0 && o.Ports[i].Side == nat.Outside {
+			own = p.Addr
+		}
+	}
+	if o.AliasPort {
+		r = followPort(r, own)
+	}
+	if o.MSSAuto {
+		r.MSSClamp = MSSAuto(mtus)
+	}
+	addresses := slices.Concat(w.addresses.Local, w.addresses.Broadcast)
+	r.Kernel = nil
+	for _, a := range Aliases(&r) {
+		if slices.Contains(w.addresses.Local, a.Netip()) {
+			r.Kernel = append(r.Kernel, a)
+		}
+	}
+	return &r, addresses
+}
+
+// followPort puts the outside port's own address in front of the pool and into redirects that follow it. While the port has
+// none they can't be.
+func followPort(r nat.Rules, own packet.Addr) nat.Rules {
+	taken := false
+	r.RedirectPort = slices.Clone(r.RedirectPort)
+	for i := range r.RedirectPort {
+		if p := &r.RedirectPort[i].Public; p.Addr == 0 {
+			p.Addr = own
+		}
+	}
+	r.RedirectAddr = slices.Clone(r.RedirectAddr)
+	for i := range r.RedirectAddr {
+		if p := &r.RedirectAddr[i].Public; *p == 0 {
+			*p, taken = own, true
+		}
+	}
+	r.RedirectProto = slices.Clone(r.RedirectProto)
+	for i := range r.RedirectProto {
+		if p := &r.RedirectProto[i].Public; *p == 0 {
+			*p = own
+		}
+	}
+	if own == 0 {
+		r.RedirectPort = slices.DeleteFunc(r.RedirectPort, func(p nat.RedirectPort) bool { return p.Public.Addr == 0 })
+		r.RedirectAddr = slices.DeleteFunc(r.RedirectAddr, func(p nat.RedirectAddr) bool { return p.Public == 0 })
+		r.RedirectProto = slices.DeleteFunc(r.RedirectProto, func(p nat.RedirectProto) bool { return p.Public == 0 })
+	} else if !taken && !slices.Contains(r.Alias, own) {
+		r.Alias = append([]packet.Addr{own}, r.Alias...)
+	}
+	return r
+}
+
+// publish makes addresses and redirects known to the owner table and the XDP programs. The rules are not the worker's yet.
+func (g *Gateway) publish(r *nat.Rules, local []netip.Addr) error {
+	w := &g.world
+	target := !r.DenyIncoming && r.Target != 0
+	aliases := Aliases(r)
+	for _, a := range aliases {
+		if err := g.owners.Add(a); err != nil {
+			return err
+		}
+		if _, err := g.tables.SetAlias(a, rings.AliasOptions{ARPPorts: g.arpPorts(a), Target: target}); err != nil {
+			return err
+		}
+	}
+	// An address that is no alias any more is the kernel's business at once. Its owner bytes stay: the worker gives its
+	// ports back as it closes the links, and the address may return.
+	for _, a := range w.aliases {
+		if !slices.Contains(aliases, a) {
+			if err := g.tables.RemoveAlias(a); err != nil {
+				return err
+			}
+		}
+	}
+	w.mark(g.owners, r)
+	w.mu.Lock()
+	w.current, w.aliases = *r, aliases
+	w.mu.Unlock()
+	return g.tables.SetLocal(local)
+}
+
+// arpPorts says by which ports an alias address is directly connected: where ARP for it is answered, unless the kernel has
+// the address itself.
+func (g *Gateway) arpPorts(a packet.Addr) uint16 {
+	if port, ok := g.table.OnLinkPort(a); ok {
+		return 1 << port
+	}
+	return 0
+}
+
+// mark is a place in the owner table that a redirect holds. Row lport.Rows stands for a whole address.
+type mark struct {
+	alias packet.Addr
+	row   lport.Row
+	port  uint16
+}
+
+// mark makes the owner table say which ports redirects publish.
+func (w *world) mark(owners *lport.Owners, r *nat.Rules) {
+	want := map[mark]bool{}
+	for i := range r.RedirectAddr {
+		want[mark{r.RedirectAddr[i].Public, lport.Rows, 0}] = true
+	}
+	for i := range r.RedirectPort {
+		p := &r.RedirectPort[i]
+		want[mark{p.Public.Addr, rowOf(p.Proto), p.Public.Port}] = true
+	}
+	for i := range r.RedirectProto {
+		p := &r.RedirectProto[i]
+		if p.Remote != 0 {
+			want[mark{p.Public, lport.RowOther, rings.OtherSlot(p.Remote, p.Proto)}] = true
+			continue
+		}
+		for port := range 1 << 16 { // any remote may be in any slot
+			want[mark{p.Public, lport.RowOther, uint16(port)}] = true
+		}
+	}
+	set := func(m mark, on bool) {
+		switch {
+		case m.row == lport.Rows && on:
+			owners.SetRedirectAll(m.alias)
+		case m.row == lport.Rows:
+			owners.ClearRedirectAll(m.alias)
+		case on:
+			owners.SetRedirect(m.alias, m.row, m.port)
+		default:
+			owners.ClearRedirect(m.alias, m.row, m.port)
+		}
+	}
+	for m := range w.marks {
+		if !want[m] {
+			set(m, false)
+		}
+	}
+	for m := range want {
+		set(m, true) // again for those that are there: clearing a whole address clears them
+	}
+	w.marks = want
+}
+
+func rowOf(proto uint8) lport.Row {
+	switch proto {
+	case packet.ProtoTCP:
+		return lport.RowTCP
+	case packet.ProtoUDP:
+		return lport.RowUDP
+	case packet.ProtoICMP:
+		return lport.RowICMP
+	}
+	return lport.RowOther
+}
+
+// followPause is how long follow waits for more news: an address change comes as several messages.
+const followPause = 20 * time.Millisecond
+
+// follow keeps rules, XDP programs and the worker in step with the kernel's addresses and ports.
+func (g *Gateway) follow() {
+	for {
+		select {
+		case <-g.quit:
+			return
+		case <-g.world.changed:
+		}
+		select {
+		case <-g.quit:
+			return
+		case <-time.After(followPause):
+		}
+		if err := g.adapt(); err != nil {
+			slog.Error("the kernel's addresses or ports changed and could not be followed", "error", err)
+		}
+	}
+}
+
+func (g *Gateway) adapt() error {
+	w := &g.world
+	before, known := w.current, w.aliases
+	rules, addresses := w.rules(&g.o)
+	if err := g.publish(rules, addresses); err != nil {
+		return err
+	}
+	if err := g.adaptMACs(); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(&before, rules) {
+		return nil
+	}
+	slog.Info("alias addresses follow the kernel", "aliases", w.aliases, "own", rules.Kernel)
+	var err error
+	aliases := w.aliases
+	if ended := g.loop.Do(func(now clock.Tick) bool {
+		if err = g.shard.SetRules(*rules, now); err == nil {
+			g.worker.o.Aliases = aliases
+		}
+		return true
+	}); ended != nil {
+		return ended
+	}
+	for _, a := range w.aliases {
+		if !slices.Contains(known, a) {
+			g.announce(a)
+		}
+	}
+	return err
+}
+
+// adaptMACs follows MAC addresses of ports.
+func (g *Gateway) adaptMACs() error {
+	w := &g.world
+	w.mu.Lock()
+	ports := slices.Clone(w.ports)
+	w.mu.Unlock()
+	for i, p := range ports {
+		if err := g.ports[i].program.SetMAC(p.MAC[:]); err != nil {
+			return err
+		}
+	}
+	return g.loop.Do(func(clock.Tick) bool {
+		for i := range ports {
+			g.worker.ports[i].mac = macWord(ports[i].MAC[:])
+		}
+		return true
+	})
+}
