@@ -239,17 +239,15 @@ func (s *Socket) Close(p *Pool) error {
 	if s.zeroCopy {
 		err = errors.Join(err, waitUnbound(s.port, bindWait))
 	}
-	for w, bits := range s.held.bits {
-		for b := 0; bits != 0; b, bits = b+1, bits>>1 {
-			if bits&1 != 0 {
-				p.Put(uint64(w*64+b) << s.held.shift)
-			}
+	for i, in := range s.held.in {
+		if in != 0 {
+			p.Put(uint64(i) << s.held.shift)
 		}
 	}
 	for _, addr := range s.refused {
 		p.Put(addr)
 	}
-	clear(s.held.bits)
+	clear(s.held.in)
 	s.refused = s.refused[:0]
 	s.filled, s.sending = 0, 0
 	return err

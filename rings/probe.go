@@ -145,7 +145,9 @@ type Device struct {
 }
 
 // Native reports whether the driver runs XDP programs itself. Unknown counts as yes: Attach finds out.
-func (d *Device) Native() bool { return !d.Told || d.Features&(XDPBasic|XDPRedirect) == XDPBasic|XDPRedirect }
+func (d *Device) Native() bool {
+	return !d.Told || d.Features&(XDPBasic|XDPRedirect) == XDPBasic|XDPRedirect
+}
 
 // ZeroCopy reports whether the driver says it can. Unknown counts as no; ChooseMode tries it.
 func (d *Device) ZeroCopy() bool { return d.Features&XDPZeroCopy != 0 }
