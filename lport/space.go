@@ -27,7 +27,7 @@ type Options struct {
 	Deterministic   *Plan // nil: off; excludes Block
 	PortsPerHost    int   // different alias ports (per address and row) one host may have at a time; 0: no limit
 
-	Seed   [32]byte // (New) from the system's entropy; equal seeds make equal choices
+	Seed   [32]byte // (New) from the system's entropy; equal seeds and workers make equal choices
 	Hosts  int      // (New) inside hosts to keep account of, with Block or PortsPerHost; 0: 65,536
 	Links  int      // (New) uses of ports to keep account of, with PortsPerHost; 0: as Hosts
 	Caches int      // (New) most per-peer caches alive, 8.4 KiB each once used; 0: 1,024
@@ -91,7 +91,9 @@ func New(o Options) (*Space, error) {
 	if o.Workers < 1 || o.Workers > WorkersMax || o.Worker < 0 || o.Worker >= o.Workers {
 		return nil, fmt.Errorf("lport: worker %d of %d: need 1..%d workers and an index below their number", o.Worker, o.Workers, WorkersMax)
 	}
-	s := &Space{me: uint8(o.Worker + 1), rng: rand.NewChaCha8(o.Seed), index: make([]aliasSlot, 4)}
+	seed := o.Seed
+	seed[0] ^= uint8(o.Worker) // workers may be given one seed: each must choose differently
+	s := &Space{me: uint8(o.Worker + 1), rng: rand.NewChaCha8(seed), index: make([]aliasSlot, 4)}
 	s.events.ring = make([]BlockEvent, eventsMax)
 	if err := s.check(o); err != nil {
 		return nil, err

@@ -242,7 +242,9 @@ func stress(t *testing.T) {
 
 func portRange(t *testing.T) {
 	r := newRig(t, libalias)
-	use := func(low, high uint16) { r.set(func(r *nat.Rules) { r.PortRange = nat.PortRange{Low: low, High: high} }) }
+	use := func(low, high uint16) {
+		r.set(func(r *nat.Rules) { r.PortRange = nat.PortRange{Low: low, High: high} })
+	}
 	if a := r.out(udp(prv1, 0x1234, ext, 0x5678)); a.port < 0x8000 {
 		t.Errorf("default range: %v", a)
 	}

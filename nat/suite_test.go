@@ -160,10 +160,11 @@ func (r *rig) sendAs(side nat.Side, frame []byte, name uint64) *result {
 		b[0] = nat.Packet{Data: b[0].Data, Side: nat.Outside, Hairpin: true, Frame: name}
 	}
 	p := &result{Packet: b[0], sent: frame}
-	packet.Parse(p.Data, &p.h)
+	packet.Parse(bytes.Clone(p.Data), &p.h)
 	switch {
 	case p.Verdict == nat.Forward:
-		if err := packet.Verify(p.Data); err != nil {
+		// A right checksum may happen to equal the pseudo header's sum, which Verify takes for half-made.
+		if err := packet.Verify(p.Data); err != nil && (p.h.Flags&packet.FlagL4Completed == 0 || !bytes.Equal(p.Data, completed(p.Data))) {
 			r.t.Errorf("after translation: %v", err)
 		}
 		var was packet.Headers
