@@ -82,12 +82,11 @@ type fragments struct {
 	oldest   uint32 // queue by start
 	newest   uint32
 	held     int    // pieces
-	timeout  uint32 // ticks
+	timeout  uint32 // ticks; set by SetRules
 }
 
 func (f *fragments) init(m *memory, o *Options) (err error) {
 	n := max(o.Limits.Fragments, 1)
-	f.timeout = clock.Ticks(o.Rules.Timeouts.Fragment)
 	f.fresh, f.freshOne = 1, 1
 	if f.index.slots, err = table[uint64](m, n+n/3+8); err != nil {
 		return err
@@ -128,7 +127,6 @@ func (f *fragments) late(id uint32, now clock.Tick) bool {
 
 // advance ends datagrams whose time is up. A step is one datagram or one held piece.
 func (f *fragments) advance(s *Shard, now clock.Tick, budget int) (work int) {
-	f.timeout = clock.Ticks(s.rules.Timeouts.Fragment)
 	for f.oldest != 0 && work < budget && f.late(f.oldest, now) {
 		work += 1 + int(f.list[f.oldest].heldCount)
 		s.endDatagram(f.oldest, reason.FragmentTimeout)
@@ -216,7 +214,6 @@ func (f *fragments) hold(d *datagram, p *Packet) bool {
 // fragment handles a packet that is a first or later fragment.
 func (s *Shard) fragment(p *Packet, now clock.Tick) {
 	f := &s.frag
-	f.timeout = clock.Ticks(s.rules.Timeouts.Fragment)
 	key := fragmentKey(p)
 	hash := s.seed.hash(key[0], key[1])
 	id := f.find(hash, &key)
@@ -412,6 +409,7 @@ func (s *Shard) releasePieces(d *datagram, again bool, why reason.Reason) {
 			d.returning++
 		} else {
 			r.Reason = why
+			s.counters.Refused[why]++
 		}
 		s.release(r)
 		next := c.next

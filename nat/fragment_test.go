@@ -592,6 +592,47 @@ func TestFragmentsUnderChaos(t *testing.T) {
 	})
 }
 
+// Whatever pieces come, in whatever order and however they lie: every frame is accounted for, the limits hold, and after the
+// timeout nothing is left.
+func FuzzFragments(f *testing.F) {
+	f.Add([]byte("\x00\x00\x09\x01\x00\x09\x09\x00"))
+	f.Add([]byte("\x00\x09\x09\x00\x00\x00\x09\x01\x10\x09\x09\x01\x05\xff\x08\x00\x80\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, script []byte) {
+		w := newFragmentWorker(t, 8, func(r *Rules) {
+			r.RedirectPort = []RedirectPort{{Proto: packet.ProtoUDP, Public: Alias{aliasA, 53}, Local: []Local{{hostB, 5353}}}}
+		})
+		for ; len(script) >= 4; script = script[4:] {
+			op, at, n, more := script[0], script[1], script[2], script[3]&1 != 0
+			if op&0x80 != 0 {
+				w.advance(w.now + clock.Tick(at)*100)
+				continue
+			}
+			b := packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53, ID: uint16(op & 3), FragOff: uint16(at) * 8, MF: more}
+			side := Inside
+			switch op >> 4 & 3 {
+			case 1:
+				side, b.Src, b.Dst, b.DstPort = Outside, peer, aliasA, 4000
+			case 2:
+				b.Dst = aliasA
+			case 3:
+				b.SrcPort = 4001
+			}
+			if at == 0 {
+				w.put(side, b.UDP(make([]byte, n)))
+			} else {
+				w.put(side, b.IP(packet.ProtoUDP, make([]byte, n)))
+			}
+			fr := &w.s.frag
+			if len(w.kept) != fr.held || fr.held > 8 || fr.index.used > 8 {
+				t.Fatalf("%d kept, %d held, %d datagrams", len(w.kept), fr.held, fr.index.used)
+			}
+		}
+		w.balance()
+		w.advance(w.now + 10001)
+		w.empty()
+	})
+}
+
 // mark against a model that keeps a list of the pieces.
 func TestExtentAgainstModel(t *testing.T) {
 	type seen struct {

@@ -3,8 +3,8 @@ package packet
 import "encoding/binary"
 
 // Fragment splits an IPv4 packet without DF into pieces of at most mtu bytes, from the IP header on (RFC 791 3.2); it may
-// itself be a fragment. get gives a buffer of at least 14 + mtu bytes for each piece, or nil when there is none; emit
-// takes it filled and cut to length, in order of offset. The frame stays as it is, and the caller's. The result is false,
+// itself be a fragment. get gives a buffer with a capacity of at least 14 + mtu bytes for each piece, or nil when there is
+// none; emit takes it filled and cut to length, in order of offset. The frame stays as it is, and the caller's. The result is false,
 // with nothing emitted, for DF, for a malformed packet and for an mtu that can't hold the header and 8 bytes; it is also
 // false when buffers ran out, and then the pieces emitted so far are a part only.
 func Fragment(frame []byte, h *Headers, mtu int, get func() []byte, emit func([]byte)) bool {
@@ -26,7 +26,7 @@ func Fragment(frame []byte, h *Headers, mtu int, get func() []byte, emit func([]
 		}
 		buf := get()
 		n := l3 + len(head) + size
-		if len(buf) < n {
+		if cap(buf) < n {
 			return false
 		}
 		buf = buf[:n]
