@@ -17,7 +17,7 @@ func checkCommand() *cli.Command {
 			"Only the configuration is looked at; whether this machine can run it is for `pollux doctor` to say.",
 		Flags: append(flags.list(forGateway),
 			&cli.BoolFlag{Name: "print", Usage: "print the whole effective configuration, defaults included, instead of ok"},
-			&cli.BoolFlag{Name: "replay", Usage: "check for pollux replay, which runs any number of workers"},
+			&cli.BoolFlag{Name: "replay", Usage: "check for pollux replay, which has no kernel to ask for addresses"},
 			&cli.BoolFlag{Name: "json", Usage: "with --print: as JSON"},
 		),
 		Action: func(c *cli.Context) error {

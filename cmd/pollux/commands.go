@@ -9,8 +9,10 @@ func commands() []*cli.Command {
 		checkCommand(),
 		demoCommand(),
 		doctorCommand(),
+		replayCommand(),
 		showCommand(),
 		rtcacheCommand(),
+		perfCommand(),
 		versionCommand(),
 	}
 }

@@ -76,7 +76,7 @@ var badInputs = []struct{ name, yaml, want string }{
 	{"steer not built", base + "workers: {steer: »flow}\n", "steering by flow is not built yet; allowed: host"},
 	{"steer unknown", base + "workers: {steer: »port}\n", "host | flow"},
 	{"oversubscribe not built", base + "workers: {oversubscribe: »true}\n", "not built yet; allowed: false"},
-	{"rt_priority too high", base + "workers: {rt_priority: »100}\n", "0 to 99"},
+	{"rt_priority too high", base + "workers: {rt_priority: »99}\n", "0 to 98"},
 	{"mode unknown", base + "mode: »native\n", "auto | zerocopy | copy"},
 	{"ring size no power of two", base + "rings: {size: »1000}\n", "a power of two from 64 to 32768"},
 	{"ring size zero", base + "rings: {size: »0}\n", "rings.size"},

@@ -184,8 +184,8 @@ func TestReplayRules(t *testing.T) {
 	}
 }
 
-func TestManyWorkersInAReplay(t *testing.T) {
-	c := mustParse(t, base+`workers: {cores: "0-3,9"}`+"\n", Replaying)
+func TestManyWorkers(t *testing.T) {
+	c := mustParse(t, base+`workers: {cores: "0-3,9"}`+"\n", Use{Replay: true})
 	if c.Workers() != 5 {
 		t.Errorf("%d workers", c.Workers())
 	}
@@ -193,7 +193,7 @@ func TestManyWorkersInAReplay(t *testing.T) {
 	if !slices.Equal(o.Cores, []int{0, 1, 2, 3, 9}) || !slices.Equal(o.Queues, []int{0, 1, 2, 3, 4}) {
 		t.Errorf("cores %v queues %v", o.Cores, o.Queues)
 	}
-	_, err := Parse("f", []byte(base+`workers: {cores: "0-299"}`+"\n"), nil, Replaying)
+	_, err := Parse("f", []byte(base+`workers: {cores: "0-299"}`+"\n"), nil, Use{Replay: true})
 	if err == nil || !strings.HasPrefix(err.Error(), "f:4:18: workers.cores names 300 cores") {
 		t.Errorf("got %v", err)
 	}

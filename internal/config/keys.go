@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"pollux/internal/cpu"
 	"pollux/internal/packet"
 	"pollux/nat"
 	"pollux/pmd"
@@ -39,7 +40,7 @@ var keys = []key{
 	{path: "workers.steer", help: "what picks a new flow's worker: host keeps per-host limits exact, flow spreads one host",
 		codec: words[bool]{at: func(s *settings) *bool { return &s.steerFlow }, names: []string{"host", "flow"}, value: []bool{false, true}}},
 	{path: "workers.rt_priority", flag: "rt-priority", help: "SCHED_FIFO priority of the worker threads, 0 for none",
-		codec: number[int]{at: func(s *settings) *int { return &s.rtPriority }, min: 0, max: 99}},
+		codec: number[int]{at: func(s *settings) *int { return &s.rtPriority }, min: 0, max: cpu.PriorityMax}},
 	{path: "workers.oversubscribe", help: "allow more workers than cores", codec: boolean{func(s *settings) *bool { return &s.oversubscribe }}},
 
 	{path: "mode", flag: "mode", help: "how AF_XDP sockets are bound: auto takes zerocopy where every port has it",

@@ -9,8 +9,8 @@ type Use struct {
 // Run is what `pollux run` can do now.
 var Run = Use{Workers: 1}
 
-// Replaying is what `pollux replay` can do now: any number of workers.
-var Replaying = Use{Replay: true}
+// Replaying is what `pollux replay` can do now.
+var Replaying = Use{Workers: 1, Replay: true}
 
 // Load reads the file (none when its name is empty), lays flags over it, and checks the whole.
 func Load(file string, flags []Arg, use Use) (*Config, error) {

@@ -34,7 +34,7 @@ func AppendLink(b []byte, l *nat.LinkInfo) []byte {
 	b = append(b, `","alias":"`...)
 	b = appendEndpoint(b, l.Proto, l.Alias.Addr, l.Alias.Port)
 	b = append(b, `","remote":"`...)
-	b = appendEndpoint(b, l.Proto, l.Remote.Addr, l.Remote.Port)
+	b = appendEndpoint(b, l.Proto, l.Remote.Addr, remotePort(l))
 	b = append(b, `","state":"`...)
 	b = append(b, l.State.String()...)
 	b = append(b, `","expires_in":`...)
@@ -69,6 +69,15 @@ func hasPorts(proto uint8) bool {
 	return proto == packet.ProtoTCP || proto == packet.ProtoUDP || proto == packet.ProtoICMP
 }
 
+// remotePort is the port shown for the peer. An ICMP query has one id only: the peer answers to the one that it sees, the
+// alias's.
+func remotePort(l *nat.LinkInfo) uint16 {
+	if l.Proto == packet.ProtoICMP && l.Remote.Port == 0 {
+		return l.Alias.Port
+	}
+	return l.Remote.Port
+}
+
 func appendEndpoint(b []byte, proto uint8, addr packet.Addr, port uint16) []byte {
 	b = addr.Netip().AppendTo(b)
 	if !hasPorts(proto) {
@@ -101,7 +110,7 @@ func (m *matcher) match(l *nat.LinkInfo) bool {
 	switch {
 	case m.byProto && l.Proto != m.proto, m.byState && l.State != m.state:
 		return false
-	case m.byPort && (!hasPorts(l.Proto) || l.Local.Port != m.port && l.Alias.Port != m.port && l.Remote.Port != m.port):
+	case m.byPort && (!hasPorts(l.Proto) || l.Local.Port != m.port && l.Alias.Port != m.port && remotePort(l) != m.port):
 		return false
 	case m.net.IsValid():
 		return m.net.Contains(l.Local.Addr.Netip()) || m.net.Contains(l.Alias.Addr.Netip()) || m.net.Contains(l.Remote.Addr.Netip())

@@ -26,7 +26,6 @@ type Options struct {
 type Listener struct {
 	ln   *net.UnixListener
 	path string
-	info os.FileInfo // to tell our file from a successor's
 }
 
 // Listen claims the socket: a file left behind by a process that is gone is removed, one that somebody listens on is an
@@ -47,37 +46,38 @@ func Listen(o Options) (*Listener, error) {
 		return nil, fmt.Errorf("control.socket %s: %w; choose another path with --control", o.Path, reasonOf(err))
 	}
 	ln.SetUnlinkOnClose(false)
-	info, err := publish(private, o.Path, os.FileMode(o.Mode), gid)
+	err = publish(private, o.Path, os.FileMode(o.Mode), gid)
 	os.Remove(private)
 	if err != nil {
 		ln.Close()
 		return nil, fmt.Errorf("control.socket %s: %w", o.Path, reasonOf(err))
 	}
-	return &Listener{ln: ln, path: o.Path, info: info}, nil
+	return &Listener{ln: ln, path: o.Path}, nil
 }
 
 // publish gives the socket its rights and then its name; link fails when somebody else took the name meanwhile.
-func publish(private, path string, mode os.FileMode, gid int) (os.FileInfo, error) {
+func publish(private, path string, mode os.FileMode, gid int) error {
 	if err := os.Chown(private, -1, gid); err != nil {
-		return nil, err
+		return err
 	}
 	if err := os.Chmod(private, mode); err != nil {
-		return nil, err
+		return err
 	}
-	if err := os.Link(private, path); err != nil {
-		return nil, err
-	}
-	return os.Lstat(path)
+	return os.Link(private, path)
 }
 
-// Close gives the socket up. The file is removed if it is still ours.
+// Close gives the socket up. The file is removed unless somebody else listens there by now.
 func (l *Listener) Close() error {
-	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.info) {
-		os.Remove(l.path)
-	}
 	err := l.ln.Close()
 	if errors.Is(err, net.ErrClosed) {
-		return nil
+		err = nil
+	}
+	conn, dialErr := net.DialTimeout("unix", l.path, time.Second)
+	switch {
+	case dialErr == nil:
+		conn.Close()
+	case errors.Is(dialErr, syscall.ECONNREFUSED):
+		os.Remove(l.path)
 	}
 	return err
 }
