@@ -328,6 +328,10 @@ func TestAliasFollowsThePort(t *testing.T) {
 	if err := ask(lab.GatewayOutside); err != nil {
 		t.Fatal(err)
 	}
+	// As a DHCP client does it, with the sysctl that lets a secondary address outlive the first, as most systems set it.
+	if err := l.Gateway.Sysctl("net.ipv4.conf.eth0.promote_secondaries", "1"); err != nil {
+		t.Fatal(err)
+	}
 	if err := l.Gateway.AddAddress(lab.OutsideDevice, netip.PrefixFrom(next, 24)); err != nil {
 		t.Fatal(err)
 	}

@@ -79,8 +79,7 @@ func TestBadInputIsRefusedInOneLine(t *testing.T) {
 	}
 	t.Run("more than one worker", func(t *testing.T) {
 		two := newLab(t, lab.Options{Queues: 2})
-		args := append(ports[:len(ports):len(ports)], "--control", two.Socket(), "--cores", "0-1", "--queues", "0-1")
-		refusal(t, two, args, "worker")
+		refusal(t, two, append(ports[:len(ports):len(ports)], "--cores", "0-1", "--queues", "0-1"), "worker")
 	})
 	t.Run("duplicate key", func(t *testing.T) {
 		file := filepath.Join(l.Dir, "twice.yaml")

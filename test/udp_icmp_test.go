@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -176,9 +177,12 @@ func TestPoolRunsDry(t *testing.T) {
 			t.Errorf("round %d: the eleventh flow was not refused by ICMP but timed out after %v (%v)", round, took, err)
 		}
 		late.Close()
-		if g.drops("no-port") == refused {
-			t.Errorf("round %d: the refusal was not counted as no-port", round)
-		}
+		eventually(t, time.Second, func() error { // counters are published once a burst
+			if g.drops("no-port") == refused {
+				return errors.New("the refusal is not counted as no-port")
+			}
+			return nil
+		})
 		for i, c := range flows {
 			exchange(t, c, fmt.Sprintf("round %d flow %d goes on", round, i))
 			c.Close()
@@ -187,8 +191,8 @@ func TestPoolRunsDry(t *testing.T) {
 			break
 		}
 		eventually(t, 10*time.Second, func() error {
-			if n := len(g.links(controlAll)); n > 0 {
-				return fmt.Errorf("%d links still live", n)
+			if n := g.workers()[0].Links; n > 0 { // the table itself; a dump leaves out what has expired but was not swept yet
+				return fmt.Errorf("%d links still take a port", n)
 			}
 			return nil
 		})
