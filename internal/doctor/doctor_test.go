@@ -191,7 +191,7 @@ func TestPortTrouble(t *testing.T) {
 	}
 	results = examine(t, l, doctor.Options{Ports: both})
 	expect(t, results, "link", "eth0", doctor.Warn, "no carrier")
-	expect(t, results, "link", "eth1", doctor.Warn, "ip link set eth1 up")
+	expect(t, results, "link", "eth1", doctor.Fail, "ip link set eth1 up")
 }
 
 func TestForeignProgramIsNamed(t *testing.T) {

@@ -206,7 +206,7 @@ func mtu(link netlink.Link) Result {
 func carrier(link netlink.Link) Result {
 	a := link.Attrs()
 	if a.Flags&net.FlagUp == 0 {
-		return warn("link", fmt.Sprintf("ip link set %s up", a.Name), "down: pollux starts and waits for it")
+		return fail("link", fmt.Sprintf("ip link set %s up", a.Name), "down")
 	}
 	if a.OperState == netlink.OperDown || a.OperState == netlink.OperLowerLayerDown {
 		return warn("link", "plug the cable in, or bring the other end up", "no carrier: pollux starts and waits for it")
