@@ -93,12 +93,19 @@ func Sum(b []byte, start uint32) uint16 {
 		s, c = bits.Add64(s, binary.LittleEndian.Uint64(b), c)
 		b = b[8:]
 	}
-	if len(b) > 0 {
-		var last [8]byte
-		copy(last[:], b)
-		s, c = bits.Add64(s, binary.LittleEndian.Uint64(last[:]), c)
+	var rest uint64 // up to 7 bytes, each at its place in a word of its own size
+	if len(b) >= 4 {
+		rest = uint64(binary.LittleEndian.Uint32(b))
+		b = b[4:]
 	}
-	s, c = bits.Add64(s, 0, c)
+	if len(b) >= 2 {
+		rest += uint64(binary.LittleEndian.Uint16(b))
+		b = b[2:]
+	}
+	if len(b) == 1 {
+		rest += uint64(b[0])
+	}
+	s, c = bits.Add64(s, rest, c)
 	s += c
 	s = s>>32 + s&0xffffffff
 	s = s>>32 + s&0xffffffff

@@ -4,9 +4,9 @@ import "encoding/binary"
 
 // Fragment splits an IPv4 packet without DF into pieces of at most mtu bytes, from the IP header on (RFC 791 3.2); it may
 // itself be a fragment. get gives a buffer with a capacity of at least 14 + mtu bytes for each piece, or nil when there is
-// none; emit takes it filled and cut to length, in order of offset. The frame stays as it is, and the caller's. The result is false,
-// with nothing emitted, for DF, for a malformed packet and for an mtu that can't hold the header and 8 bytes; it is also
-// false when buffers ran out, and then the pieces emitted so far are a part only.
+// none; emit takes it filled and cut to length, in order of offset. The frame stays as it is, and the caller's. The result
+// is false, with nothing emitted, for DF, for a malformed packet and for an mtu that can't hold the header and 8 bytes; it
+// is also false when buffers ran out, and then the pieces emitted so far are a part only.
 func Fragment(frame []byte, h *Headers, mtu int, get func() []byte, emit func([]byte)) bool {
 	l3, header, total := int(h.L3), int(h.L4)-int(h.L3), int(h.Len)
 	if h.Flags&FlagDF != 0 || h.Kind == KindIPv6 || header < IPv4Len || total < header || l3+total > len(frame) ||

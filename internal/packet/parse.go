@@ -15,7 +15,8 @@ const (
 	UDPLen       = 8
 	TCPLen       = 20 // without options
 	ICMPLen      = 8
-	fastLen      = EthernetLen + IPv4Len + TCPLen // shortest frame that the fast path looks at
+	fastUDP      = EthernetLen + IPv4Len + UDPLen // shortest frames that the fast path looks at
+	fastTCP      = EthernetLen + IPv4Len + TCPLen
 	etherIPv4    = 0x0800
 	etherARP     = 0x0806
 	etherIPv6    = 0x86dd
@@ -42,11 +43,11 @@ const (
 func Parse(frame []byte, h *Headers) {
 	// The fast path accepts what nearly every packet is: IPv4 without options, unfragmented TCP or UDP. It refuses
 	// nothing: whatever fails one of its tests is looked at again, from the start, by parseGeneral, which knows why.
-	if len(frame) < fastLen {
+	if len(frame) < fastUDP {
 		parseGeneral(frame, h)
 		return
 	}
-	b := (*[fastLen]byte)(frame)
+	b := (*[fastUDP]byte)(frame)
 	total := int(binary.BigEndian.Uint16(b[16:18]))
 	fragment := binary.LittleEndian.Uint16(b[20:22])
 	if binary.LittleEndian.Uint32(b[12:16])&0xffffff != 0x450008 || // ethertype 0x0800, version 4, IHL 5
@@ -88,6 +89,11 @@ func Parse(frame []byte, h *Headers) {
 			rest |= uint64(FlagZeroChecksum) << 48
 		}
 	case ProtoTCP:
+		if len(frame) < fastTCP {
+			parseGeneral(frame, h)
+			return
+		}
+		b := (*[fastTCP]byte)(frame)
 		offset := int(b[46] >> 4 * 4)
 		if offset < TCPLen || offset > total-IPv4Len {
 			parseGeneral(frame, h)

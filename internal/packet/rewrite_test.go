@@ -89,7 +89,7 @@ func randomFrame(t *rapid.T) []byte {
 	case 2:
 		return b.Echo(rapid.Bool().Draw(t, "reply"), 1, payload)
 	case 3:
-		return b.IP(ProtoGRE, payload)
+		return b.IP(ProtoESP, payload)
 	default:
 		return b.UDP(payload)
 	}
