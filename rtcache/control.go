@@ -52,7 +52,8 @@ type control struct {
 	sets     setStore
 	main     fib
 	local    fib
-	bumps    []netip.Prefix
+	bumps    []netip.Prefix // destinations whose paths changed since the last publication
+	bumpAll  bool           // or too many of them to list
 	warnings map[string]string
 
 	reading   *reading // not nil while a dump is being read
@@ -649,6 +650,10 @@ func (c *control) publish() {
 		c.changed = false
 		c.stats.Published++
 	}
+	if c.bumpAll {
+		c.bumps = append(c.bumps[:0], netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+		c.bumpAll = false
+	}
 	for _, p := range c.bumps {
 		c.stats.Bumped += uint64(c.t.stamps.touch(p))
 	}
@@ -664,6 +669,18 @@ func (c *control) publish() {
 		c.t.resolved.Add(1)
 	}
 	c.sendAsks()
+}
+
+// bumpListMax is from how many prefixes on a list is not worth keeping.
+const bumpListMax = 1 << 14
+
+// bump notes that the paths of p changed.
+func (c *control) bump(p netip.Prefix) {
+	if len(c.bumps) == bumpListMax {
+		c.bumpAll = true
+	} else {
+		c.bumps = append(c.bumps, p)
+	}
 }
 
 // sources works out the address that the gateway speaks from on each port.

@@ -73,8 +73,13 @@ func (c *control) abandon() {
 
 // replaced bumps what differs between two tables and gives up the old one.
 func (c *control) replaced(old, now *fib) (any bool) {
+	c.changed = true
+	if old.table.Size() == 0 && now.table.Size() > bumpListMax { // the first reading
+		c.bumpAll = true
+		return true
+	}
 	differ := func(p netip.Prefix) {
-		c.bumps = append(c.bumps, p)
+		c.bump(p)
 		any = true
 	}
 	for p, r := range old.table.All() {
@@ -88,7 +93,6 @@ func (c *control) replaced(old, now *fib) (any bool) {
 		}
 	}
 	c.releaseAll(old)
-	c.changed = true
 	return any
 }
 

@@ -70,7 +70,7 @@ func (c *control) change(f *fib, p netip.Prefix, list []route) {
 	f.put(p, list)
 	now, has := f.table.LookupPrefix(p)
 	if had != has || old.set != now.set {
-		c.bumps = append(c.bumps, p)
+		c.bump(p)
 	}
 	if f == &c.local {
 		c.localNews = true
@@ -240,7 +240,7 @@ func (c *control) dropFrom(f *fib, concerned []netip.Prefix, lost map[uint32]boo
 			} else if l, ok := f.more[p]; ok {
 				survivors.Insert(p, l[0]) // looked at below
 			} else {
-				c.bumps = append(c.bumps, p)
+				c.bump(p)
 				c.changed = true
 				c.release(r.set)
 			}
