@@ -225,6 +225,41 @@ func TestHalfMade(t *testing.T) {
 	}
 }
 
+// Verify finds every wrong byte that a checksum covers, takes a half-made checksum for wrong, and a right one that happens to
+// be the pseudo header's sum for right.
+func TestVerify(t *testing.T) {
+	for _, frame := range [][]byte{plain.UDP([]byte("abc")), plain.TCP([]byte("abc")), plain.Echo(false, 1, []byte("abc"))} {
+		if err := Verify(frame); err != nil {
+			t.Error(err)
+		}
+		for i := 14; i < len(frame); i++ {
+			frame[i] ^= 0x10
+			if Verify(frame) == nil && !(i >= 40 && i < 42 && frame[40]|frame[41] == 0) {
+				t.Errorf("byte %d changed and nobody noticed in %x", i, frame)
+			}
+			frame[i] ^= 0x10
+		}
+	}
+	half := plain
+	half.HalfMade = true
+	if Verify(half.TCP([]byte("abc"))) == nil {
+		t.Error("a half-made checksum passes")
+	}
+	// The payload that makes the rest of the datagram sum up to the complement of twice the pseudo header.
+	chance := plain.UDP(make([]byte, 2))
+	pseudo := fold(pseudo4(plain.Src, plain.Dst, 17, 10))
+	rest := fold(uint32(Sum(chance[34:40], 0)) + 2*uint32(pseudo))
+	binary.BigEndian.PutUint16(chance[40:], pseudo)
+	binary.BigEndian.PutUint16(chance[42:], ^rest)
+	var h Headers
+	if Parse(bytes.Clone(chance), &h); h.Flags&FlagL4Completed == 0 {
+		t.Fatal("not the case it should be")
+	}
+	if err := Verify(chance); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestHalfMadeIPv6(t *testing.T) {
 	src, dst := [16]byte{0x20, 1, 15: 1}, [16]byte{0x20, 1, 15: 2}
 	for next, field := range map[uint8]int{ProtoTCP: 16, ProtoUDP: 6, ProtoICMPv6: 2} {

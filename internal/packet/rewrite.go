@@ -59,7 +59,8 @@ func setPorts(l4 []byte, sport, dport uint16) uint16 {
 
 // Restore gives a rewritten packet the addresses, ports or id, and TTL back that it had when it was parsed into h, so that
 // it can be quoted or handed on as it was received. Checksums are updated incrementally, which gives the same bytes for
-// every checksum that a sender computes (the other notation of zero, 0xffff in a TCP or IPv4 header, becomes 0).
+// every checksum that a sender computes (the other notation of zero, 0xffff in a TCP or IPv4 header, becomes 0). What else
+// was changed stays: a clamped MSS, a completed checksum, the quote of an ICMP error.
 func Restore(frame []byte, h *Headers) {
 	switch h.Kind {
 	case KindIPv6:
