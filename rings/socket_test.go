@@ -149,3 +149,62 @@ func TestSocketTXBudgetIsTheRingWhereTheKernelHasIt(t *testing.T) {
 		s.Close(p)
 	}
 }
+
+// dropCapability takes one capability from the calling thread until the test ends.
+func dropCapability(t *testing.T, bit int) {
+	t.Helper()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var was [2]unix.CapUserData
+	if err := unix.Capget(&header, &was[0]); err != nil {
+		t.Fatal(err)
+	}
+	now := was
+	now[bit/32].Effective &^= 1 << (bit % 32)
+	if err := unix.Capset(&header, &now[0]); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Capset(&header, &was[0]); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestSocketSaysWhichPrivilegeIsMissing(t *testing.T) {
+	ownNamespace(t)
+	a, _ := veth(t, "a0", "a1", 1)
+	refused := func(u *UMEM, p *Pool, want string) {
+		t.Helper()
+		s, err := OpenSocket(u, SocketOptions{Port: PortQueue{"a0", a, 0}, RingSize: 64})
+		if err == nil {
+			s.Close(p)
+			t.Errorf("accepted, want an error that names %s", want)
+		} else if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "a0 queue 0") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q does not name %s in one line", err, want)
+		}
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		t.Fatal(err)
+	}
+	small := unix.Rlimit{Cur: 64 << 10, Max: limit.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &small); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
+	u, p := testUMEM(t, 256)
+	dropCapability(t, unix.CAP_IPC_LOCK)
+	refused(u, p, "CAP_IPC_LOCK")
+	dropCapability(t, unix.CAP_NET_RAW)
+	refused(u, p, "CAP_NET_RAW")
+	for _, f := range ProbeKernel("") {
+		if f.Name == "af_xdp" && (f.OK || !strings.Contains(f.Remedy, "CAP_NET_RAW")) {
+			t.Errorf("%+v", f)
+		}
+	}
+	dropCapability(t, unix.CAP_BPF)
+	dropCapability(t, unix.CAP_SYS_ADMIN)
+	if _, err := NewTables(); err == nil || !strings.Contains(err.Error(), "CAP_BPF") {
+		t.Errorf("no BPF: %v", err)
+	}
+}
