@@ -1,12 +1,12 @@
 package pmd
 
 import (
-	"encoding/binary"
 	"time"
 
 	"pollux/internal/clock"
 	"pollux/internal/packet"
 	"pollux/rings"
+	"pollux/rtcache"
 )
 
 // announceAgain is the pause between two announcements of an address (RFC 5227 1.1: ANNOUNCE_NUM 2, ANNOUNCE_INTERVAL 2 s).
@@ -40,23 +40,14 @@ func (g *Gateway) announce(a packet.Addr) {
 	_ = g.loop.Do(func(clock.Tick) bool {
 		w := g.worker
 		if addr, ok := w.pool.Get(); ok {
-			w.one[0] = rings.Frame{Addr: addr, Len: arpBytes}
-			putAnnouncement(w.umem.Data(w.one[0]), mac, a)
+			w.one[0] = rings.Frame{Addr: addr, Len: ethernetMin}
+			frame := w.umem.Data(w.one[0])
+			clear(frame[rtcache.Announcement(frame, mac, a):])
 			w.emit(port, w.one[:])
 		}
 		return true
 	})
 }
 
-const arpBytes = 60 // the shortest Ethernet frame
-
-// putAnnouncement writes an ARP announcement: a request for the address that names it as sender's and target's (RFC 5227 3).
-func putAnnouncement(frame []byte, mac [6]byte, a packet.Addr) {
-	clear(frame)
-	copy(frame[0:6], []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-	copy(frame[6:12], mac[:])
-	copy(frame[12:22], []byte{0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1})
-	copy(frame[22:28], mac[:])
-	binary.BigEndian.PutUint32(frame[28:32], uint32(a))
-	binary.BigEndian.PutUint32(frame[38:42], uint32(a))
-}
+// ethernetMin is the shortest frame, without its checksum.
+const ethernetMin = 60

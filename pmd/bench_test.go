@@ -156,7 +156,7 @@ func benchWorker(b *testing.B, n int) (*Worker, [2]*benchPort) {
 		}
 		ports[i] = p
 		w.ports[i].Port = p
-		w.ports[i].mac = macWord(benchMAC[:])
+		w.ports[i].setMAC(benchMAC)
 	}
 	for i := range benchOrder / BurstFrames * 2 { // next hops attached
 		ports[i&1].on = true

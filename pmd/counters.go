@@ -8,16 +8,17 @@ import (
 
 // counts are a worker's own counters: plain numbers that nobody else reads. At any time
 //
-//	received = forwarded + sum of reasons + held
+//	received = forwarded + sum of reasons + held + arps
 //
-// exactly: every received packet is sent on, or ended for one reason, or waits. Packets that were answered by an ICMP
+// exactly: every received packet is sent on, or ended for one reason, or waits, or was an ARP request. Packets that were answered by an ICMP
 // error are in reasons too; packets handed to the kernel are reason Punted.
 type counts struct {
 	received   uint64
 	translated uint64 // packets that belong to a link
 	forwarded  uint64
 	answered   uint64
-	made       uint64 // frames sent that were never received: ICMP errors, fragments
+	made       uint64 // frames sent that are pollux's own: ICMP errors, fragments, ARP
+	arps       uint64 // ARP requests answered
 	bursts     uint64
 	polls      uint64
 	held       uint64
@@ -30,9 +31,9 @@ type counts struct {
 type published struct {
 	_ [128]byte
 
-	received, translated, forwarded, answered, made atomic.Uint64
-	bursts, polls, held                             atomic.Uint64
-	reasons                                         [reason.Count]atomic.Uint64
+	received, translated, forwarded, answered, made, arps atomic.Uint64
+	bursts, polls, held                                   atomic.Uint64
+	reasons                                               [reason.Count]atomic.Uint64
 
 	_ [128]byte
 }
@@ -68,6 +69,7 @@ func (w *Worker) publishAll() {
 	c.dirty = false
 	p.answered.Store(c.answered)
 	p.made.Store(c.made)
+	p.arps.Store(c.arps)
 	for i := range c.reasons {
 		if n := c.reasons[i]; n != p.reasons[i].Load() {
 			p.reasons[i].Store(n)

@@ -88,6 +88,8 @@ type WorkerStats struct {
 	Forwarded  uint64            `json:"forwarded"` // sent on, translated or not
 	Sent       uint64            `json:"transmitted"`
 	Dropped    uint64            `json:"dropped"`
+	Answered   uint64            `json:"answered"`     // of the dropped: an ICMP error went back
+	ARP        uint64            `json:"arp_answered"` // requests for pool addresses
 	Bursts     uint64            `json:"bursts"`
 	Polls      uint64            `json:"polls"`
 	Sleeps     uint64            `json:"sleeps"`
@@ -170,6 +172,7 @@ func (g *Gateway) Workers() []WorkerStats {
 	w := WorkerStats{
 		Worker: g.worker.o.Index, Core: g.core, Queue: g.queue,
 		Received: p.received.Load(), Translated: p.translated.Load(), Forwarded: p.forwarded.Load(),
+		Answered: p.answered.Load(), ARP: p.arps.Load(),
 		Bursts: p.bursts.Load(), Polls: p.polls.Load(), Sleeps: g.loop.sleeps.Load(),
 		Links: in.links, Frames: in.frames, Leaked: int64(g.frames),
 	}
@@ -295,7 +298,6 @@ func (g *Gateway) RTCache() bool { return g.table.Cache() }
 
 // watch waits for the worker's end and tells why, unless it was Stop's doing.
 func (g *Gateway) watch() {
-	defer g.wait.Done()
 	select {
 	case <-g.loop.Ended():
 		if g.loop.err != nil {

@@ -6,6 +6,7 @@ import (
 	"pollux/internal/packet"
 	"pollux/internal/reason"
 	"pollux/nat"
+	"pollux/rings"
 )
 
 // parse is stage 2: every packet is parsed; what is malformed, another machine's or the host's own leaves the burst here.
@@ -41,7 +42,7 @@ func (w *Worker) toPort(p *nat.Packet) bool {
 	if port.anyMAC {
 		return p.H.Flags&packet.FlagUnicastMAC != 0
 	}
-	return binary.LittleEndian.Uint64(p.Data)&0xffff_ffff_ffff == port.mac
+	return binary.LittleEndian.Uint64(p.Data)&0xffff_ffff_ffff == port.word
 }
 
 // refuse deals with a frame that is not for the translator.
@@ -52,6 +53,10 @@ func (w *Worker) refuse(p *nat.Packet) {
 	switch {
 	case len(p.Data) < packet.EthernetLen:
 		w.drop(p.Frame, p.Data, reason.BadHeader, false)
+	case h.Kind == packet.KindARP && w.ports[p.Ingress].arp && rings.AnswerARP(p.Data, &w.ports[p.Ingress].mac):
+		w.c.arps++
+		w.one[0] = rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))}
+		w.emit(p.Ingress, w.one[:])
 	case p.Data[0]&1 != 0: // broadcast and multicast: ARP requests, neighbour discovery, routing protocols
 		w.host(p)
 	case !w.toPort(p):

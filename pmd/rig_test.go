@@ -161,7 +161,7 @@ func (r *rig) poll() {
 func (r *rig) check() {
 	r.t.Helper()
 	c := &r.w.c
-	sum := c.forwarded + c.held
+	sum := c.forwarded + c.held + c.arps
 	for _, n := range c.reasons {
 		sum += n
 	}

@@ -131,7 +131,7 @@ func (g *Gateway) probe() (err error) {
 		case slices.ContainsFunc(g.ports, func(q *gatewayPort) bool { return q.ifindex == a.Index }):
 			return fmt.Errorf("%s: named twice: a port has one role", p.Name)
 		case a.EncapType != "ether" || a.Flags&net.FlagLoopback != 0:
-			return fmt.Errorf("%s: a %s device has no Ethernet header: name the Ethernet device below it", p.Name, dev.Type())
+			return fmt.Errorf("%s: the device has no Ethernet header (%s): name an Ethernet device", p.Name, a.EncapType)
 		case a.Flags&net.FlagUp == 0:
 			return fmt.Errorf("%s: the interface is down: ip link set %s up", p.Name, p.Name)
 		case a.MTU > mtuMax:
@@ -193,6 +193,10 @@ func (g *Gateway) openShard() (err error) {
 		return fmt.Errorf("pmd: random seed: %w", err)
 	}
 	g.shard, err = nat.New(o)
+	if errors.Is(err, unix.ENOMEM) {
+		free, _ := memAvailable()
+		return fmt.Errorf("limits.links: tables for %d links do not fit, %d MiB are available: %w", o.Limits.Links, free>>20, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -228,9 +232,10 @@ func memAvailable() (n uint64, ok bool) {
 func (g *Gateway) openSockets() error {
 	var queues []rings.PortQueue
 	chunk := chunkSmall
+	ports := g.table.Ports()
 	for i, p := range g.ports {
 		queues = append(queues, rings.PortQueue{Name: p.name, Index: p.ifindex, Queue: g.queue})
-		if g.world.ports[i].MTU > mtuSmall {
+		if ports[i].MTU > mtuSmall {
 			chunk = chunkLarge
 		}
 	}
@@ -280,9 +285,9 @@ func ringsMode(m Mode) rings.Mode {
 
 // loadPrograms loads one XDP program for each port; nothing is attached yet.
 func (g *Gateway) loadPrograms() (err error) {
+	ports := g.table.Ports()
 	for i, p := range g.ports {
-		mac := g.world.ports[i].MAC
-		p.program, err = rings.LoadProgram(rings.ProgramOptions{Tables: g.tables, Number: i, MAC: mac[:]})
+		p.program, err = rings.LoadProgram(rings.ProgramOptions{Tables: g.tables, Number: i, MAC: ports[i].MAC[:], ARPByWorker: !rings.CanSendBack(p.name)})
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -301,8 +306,9 @@ func (g *Gateway) startWorker() (err error) {
 	o := WorkerOptions{
 		UMEM: g.umem, Pool: g.pool, NAT: g.shard, Routes: g.view, Table: g.table, Aliases: g.world.aliases, Punt: g.punter,
 	}
+	ports := g.table.Ports()
 	for i, p := range g.ports {
-		o.Ports = append(o.Ports, WorkerPort{Port: p.socket, Side: p.side, MAC: g.world.ports[i].MAC})
+		o.Ports = append(o.Ports, WorkerPort{Port: p.socket, Side: p.side, MAC: ports[i].MAC, ARP: !rings.CanSendBack(p.name)})
 	}
 	if g.worker, err = NewWorker(o); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package pmd
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -25,6 +26,7 @@ type WorkerPort struct {
 	Side   nat.Side
 	MAC    [6]byte
 	AnyMAC bool // take frames to any unicast MAC
+	ARP    bool // answer ARP requests: the XDP program hands up only those for pool addresses
 }
 
 // WorkerOptions is what a worker works with. It owns the shard, the ports and the pool from NewWorker on.
@@ -73,9 +75,11 @@ type Worker struct {
 // port is a WorkerPort and the frames that wait for its transmit ring.
 type port struct {
 	Port
-	mac    uint64 // the port's own address, little endian; with anyMAC not looked at
+	word   uint64  // the port's own MAC address as the first 6 bytes of a frame, little endian; with anyMAC not looked at
+	mac    [6]byte // the same
 	side   nat.Side
 	anyMAC bool
+	arp    bool
 	n      int // of out
 	out    [BurstFrames]rings.Frame
 }
@@ -95,7 +99,8 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 		w.o.Source = o.Table.Source
 	}
 	for i, p := range o.Ports {
-		w.ports[i] = port{Port: p.Port, side: p.Side, mac: macWord(p.MAC[:]), anyMAC: p.AnyMAC}
+		w.ports[i] = port{Port: p.Port, side: p.Side, anyMAC: p.AnyMAC, arp: p.ARP}
+		w.ports[i].setMAC(p.MAC)
 	}
 	w.hold.init(min(HoldFrames, o.UMEM.Frames()/4))
 	w.split.init(w)
@@ -176,6 +181,8 @@ func (w *Worker) drop(addr uint64, data []byte, r reason.Reason, answered bool) 
 	w.pool.Put(chunk)
 }
 
-func macWord(mac []byte) uint64 {
-	return uint64(mac[0]) | uint64(mac[1])<<8 | uint64(mac[2])<<16 | uint64(mac[3])<<24 | uint64(mac[4])<<32 | uint64(mac[5])<<40
+// setMAC changes the port's own address.
+func (p *port) setMAC(mac [6]byte) {
+	p.mac = mac
+	p.word = uint64(binary.LittleEndian.Uint32(mac[:])) | uint64(binary.LittleEndian.Uint16(mac[4:]))<<32
 }

@@ -241,14 +241,19 @@ func (g *Gateway) adapt() error {
 	if err := g.publish(rules, addresses); err != nil {
 		return err
 	}
-	if err := g.adaptMACs(); err != nil {
+	moved, err := g.adaptMACs()
+	if err != nil {
 		return err
+	}
+	if moved { // neighbours remember the old address
+		for _, a := range w.aliases {
+			g.announce(a)
+		}
 	}
 	if reflect.DeepEqual(&before, rules) {
 		return nil
 	}
 	slog.Info("alias addresses follow the kernel", "aliases", w.aliases, "own", rules.Kernel)
-	var err error
 	aliases := w.aliases
 	if ended := g.loop.Do(func(now clock.Tick) bool {
 		if err = g.shard.SetRules(*rules, now); err == nil {
@@ -266,21 +271,20 @@ func (g *Gateway) adapt() error {
 	return err
 }
 
-// adaptMACs follows MAC addresses of ports.
-func (g *Gateway) adaptMACs() error {
-	w := &g.world
-	w.mu.Lock()
-	ports := slices.Clone(w.ports)
-	w.mu.Unlock()
+// adaptMACs follows MAC addresses of ports and reports whether one changed.
+func (g *Gateway) adaptMACs() (moved bool, err error) {
+	ports := g.table.Ports()
 	for i, p := range ports {
 		if err := g.ports[i].program.SetMAC(p.MAC[:]); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return g.loop.Do(func(clock.Tick) bool {
+	err = g.loop.Do(func(clock.Tick) bool {
 		for i := range ports {
-			g.worker.ports[i].mac = macWord(ports[i].MAC[:])
+			moved = moved || g.worker.ports[i].mac != ports[i].MAC
+			g.worker.ports[i].setMAC(ports[i].MAC)
 		}
 		return true
 	})
+	return moved, err
 }
