@@ -14,6 +14,7 @@ type newLink struct {
 	proto   uint8
 	request bool // ICMP: the outbound packets are requests
 	kind    portKind
+	take    bool  // inbound: the alias port is still to be claimed
 	flags   uint8 // flagInbound, flagHairpin, flagOneShot, flagTarget
 	host    uint32
 }

@@ -271,7 +271,7 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 		if rule = s.addrRule(alias.Addr); rule == 0 && s.rules.Target != 0 {
 			n.local = Local{s.rules.Target, alias.Port}
 			n.flags |= flagTarget
-			n.kind = portPeer
+			n.kind, n.take = portPeer, true
 			s.accept(p, &n, 0, now)
 			return
 		}
@@ -283,7 +283,7 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 		if r.kind == ruleAddr {
 			n.local.Port = alias.Port
 			if o.flags&addrDynamic != 0 {
-				n.kind = portPeer // follows the default alias address, whose ports others use too
+				n.kind, n.take = portPeer, true // follows the default alias address, whose ports others use too
 			}
 		}
 		if r.oneShot {
@@ -359,8 +359,11 @@ func (s *Shard) admitMapping(n *newLink, t tuple, now clock.Tick) admission {
 	}
 	n.local = s.localOf(by)
 	n.flags |= s.cold[by].flags & flagTarget
-	if n.kind = s.portKind(by); n.kind == portAddress && s.remoteOf(by).Addr != n.remote.Addr {
-		n.kind = portPeer // does not belong to that mapping: takes the port for itself
+	switch n.kind = s.portKind(by); n.kind {
+	case portPeer:
+		n.take = true
+	case portAddress: // another remote address: a mapping of its own on the same port
+		n.take = s.mapping(n.local, n.proto, n.kind, n.remote.Addr, n.alias) == 0
 	}
 	return admitted
 }
@@ -391,7 +394,7 @@ func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
 		s.drop(p, reason.TableFull)
 		return
 	}
-	if n.kind == portPeer && !s.fixed(n) {
+	if n.take && !s.fixed(n) {
 		s.drop(p, reason.NoPort)
 		return
 	}

@@ -24,8 +24,8 @@ const _ = -(unsafe.Sizeof(node{}) ^ 200)
 // the same remote hang off one key, chained newest first through cold.next, so that the newest is what a search finds and
 // removing it uncovers the one before.
 //
-// Insertion splits full nodes and removal fills up half-empty ones on the way down, so both are one pass and O(log n). All
-// nodes are at least half full but those on the right edge, where a full node is split 15:1 because remotes that come
+// Insertion unloads or splits full nodes and removal fills up half-empty ones on the way down, so both are one pass and
+// O(log n). All nodes are at least half full but those on the right edge, where a full node is split 15:1 because remotes that come
 // in ascending order would leave nothing but half-full nodes behind.
 type trees struct {
 	nodes []node
@@ -132,9 +132,14 @@ func (t *trees) insert(root uint32, k uint64, id uint32) (newRoot, older uint32)
 		i := n.child(k)
 		edge = edge && i == int(n.n)-1
 		if t.nodes[n.val[i]].n == nodeKeys {
-			if edge {
+			switch {
+			case edge && k > t.nodes[n.val[i]].keys[nodeKeys-1]:
 				t.split(n, i, k)
-			} else {
+			case t.shed(n, i):
+				i = n.child(k)
+				n = &t.nodes[n.val[i]]
+				continue
+			default:
 				t.split(n, i, 0)
 			}
 			if k >= n.keys[i+1] {
@@ -229,29 +234,66 @@ func (t *trees) refill(p *node, i int, k uint64) int {
 		i--
 	}
 	l, r := &t.nodes[p.val[i]], &t.nodes[p.val[i+1]]
-	if !r.leaf {
-		r.keys[0] = p.keys[i+1] // from here on it is looked at
-	}
 	switch {
 	case l.n+r.n <= nodeKeys:
-		copy(l.keys[l.n:], r.keys[:r.n])
-		copy(l.val[l.n:], r.val[:r.n])
-		l.n += r.n
+		t.moveLeft(p, i, int(r.n))
 		t.put(p.val[i+1])
 		p.close(i + 1)
 		return i
 	case l.n < r.n:
-		l.keys[l.n], l.val[l.n] = r.keys[0], r.val[0]
-		l.n++
-		r.close(0)
+		t.moveLeft(p, i, 1)
 	default:
-		l.n--
-		r.open(0)
-		r.keys[0], r.val[0] = l.keys[l.n], l.val[l.n]
+		t.moveRight(p, i, 1)
 	}
-	p.keys[i+1] = r.keys[0]
 	if k >= p.keys[i+1] {
 		return i + 1
 	}
 	return i
+}
+
+// shed makes room in the full child at position i of p by moving keys to a neighbour, if one has room for at least two:
+// that keeps nodes fuller than splitting at once does.
+func (t *trees) shed(p *node, i int) bool {
+	if i > 0 {
+		if room := nodeKeys - int(t.nodes[p.val[i-1]].n); room > 1 {
+			t.moveLeft(p, i-1, (room+1)/2)
+			return true
+		}
+	}
+	if i+1 < int(p.n) {
+		if room := nodeKeys - int(t.nodes[p.val[i+1]].n); room > 1 {
+			t.moveRight(p, i, (room+1)/2)
+			return true
+		}
+	}
+	return false
+}
+
+// moveLeft moves the first n keys of the child at i+1 of p to the end of the child at i, moveRight the last n keys back.
+
+func (t *trees) moveLeft(p *node, i, n int) {
+	l, r := &t.nodes[p.val[i]], &t.nodes[p.val[i+1]]
+	if !r.leaf {
+		r.keys[0] = p.keys[i+1] // it is looked at from here on
+	}
+	copy(l.keys[l.n:], r.keys[:n])
+	copy(l.val[l.n:], r.val[:n])
+	l.n += uint16(n)
+	r.n = uint16(copy(r.keys[:], r.keys[n:r.n]))
+	copy(r.val[:], r.val[n:n+int(r.n)])
+	p.keys[i+1] = r.keys[0]
+}
+
+func (t *trees) moveRight(p *node, i, n int) {
+	l, r := &t.nodes[p.val[i]], &t.nodes[p.val[i+1]]
+	if !r.leaf {
+		r.keys[0] = p.keys[i+1]
+	}
+	copy(r.keys[n:], r.keys[:r.n])
+	copy(r.val[n:], r.val[:r.n])
+	l.n -= uint16(n)
+	copy(r.keys[:n], l.keys[l.n:])
+	copy(r.val[:n], l.val[l.n:])
+	r.n += uint16(n)
+	p.keys[i+1] = r.keys[0]
 }

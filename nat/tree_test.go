@@ -124,7 +124,7 @@ func TestTreeFill(t *testing.T) {
 		min float64
 	}{
 		"ascending": {func(i uint64) uint64 { return i << 16 }, 13.8},
-		"random":    {func(i uint64) uint64 { return i * 0x9e3779b97f4a7c15 >> 16 }, 10},
+		"random":    {func(i uint64) uint64 { return i * 0x9e3779b97f4a7c15 >> 16 }, 11},
 	} {
 		tr := newTrees(t, n/8+n/64+16)
 		root := tr.get(true)
