@@ -26,8 +26,8 @@ type gateway struct {
 // Frames of the packet memory. One packet is in flight at a time; all others are held.
 const (
 	chunkBytes = 4096
-	ringFrames = 256     // one packet and the pieces that it may be split into
-	sparse     = 2048    // frames beside those that hold fragments: SYNs, pieces, answers
+	ringFrames = 256  // one packet and the pieces that it may be split into
+	sparse     = 2048 // frames beside those that hold fragments: SYNs, pieces, answers
 	framesMax  = 1 << 16
 )
 
