@@ -256,6 +256,9 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 	if h.Kind != packet.KindICMPQuery {
 		n.request = false
 	}
+	if p.Hairpin {
+		n.flags |= flagHairpin // the answers go round too
+	}
 	rule := s.redirect(alias, h.Proto, t.request(), remote, now)
 	why := reason.NoMapping
 	if rule == 0 {

@@ -338,8 +338,7 @@ func TestHairpin(t *testing.T) {
 		b := []Packet{*q}
 		w.s.Translate(b, w.now)
 		if b[0].Verdict == Drop && b[0].Reason == reason.Filtered {
-			// prv2 has not talked to prv1's mapping yet: do so, then both directions work
-			r := w.send(Inside, udp(prv2, 0x2345, a1.Addr, a1.Port))
+			r := w.send(Inside, udp(prv2, 0x2345, a1.Addr, a1.Port)) // opens prv2's own filter
 			if r.Verdict != Again {
 				t.Fatalf("%d %v", r.Verdict, r.Reason)
 			}
