@@ -3,6 +3,9 @@ package nat_test
 import (
 	"bytes"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -740,7 +743,7 @@ func TestRFC6888_REQ2_PairedByDefault(t *testing.T) {
 }
 
 func TestRFC6888_REQ3_ScatteredPool(t *testing.T) {
-	list := []packet.Addr{ip("203.0.113.9"), ip("198.18.5.5"), ip("192.0.2.200"), ip("8.8.1.1")}
+	list := []packet.Addr{ip("203.0.113.9"), ip("198.18.5.5"), ip("192.0.2.200"), ip("198.51.100.77")}
 	r := newRig(t, func(o *nat.Options) { o.Rules.Alias = list })
 	used := map[packet.Addr]int{}
 	for h := range packet.Addr(200) {
@@ -1028,5 +1031,38 @@ func TestMSSClamp(t *testing.T) {
 	o.Flags = ack
 	if got := mss(nat.Inside, o, 1460); got != 1460 {
 		t.Errorf("no SYN: %d", got)
+	}
+}
+
+// Every test that RFC.md names exists.
+func TestRFCTable(t *testing.T) {
+	table, err := os.ReadFile("../RFC.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for prefix, dir := range map[string]string{"": ".", "lport ": "../lport", "pmd ": "../pmd", "packet ": "../internal/packet"} {
+		files, err := filepath.Glob(dir + "/*_test.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)`).FindAllSubmatch(b, -1) {
+				have[prefix+string(m[1])] = true
+			}
+		}
+	}
+	named := regexp.MustCompile("(lport |pmd |packet )?`(Test\\w+)`").FindAllSubmatch(table, -1)
+	if len(named) < 60 {
+		t.Errorf("only %d tests are named", len(named))
+	}
+	for _, m := range named {
+		if !have[string(m[1])+string(m[2])] {
+			t.Errorf("RFC.md names %s%s, which does not exist", m[1], m[2])
+		}
 	}
 }
