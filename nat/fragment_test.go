@@ -297,6 +297,25 @@ func TestFragmentFate(t *testing.T) {
 	}
 }
 
+// An unsolicited SYN is held as such even if it comes in pieces; its tail is not.
+func TestFragmentedSYN(t *testing.T) {
+	w := newFragmentWorker(t, 16, nil)
+	b := packet.Build{Src: peer, Dst: aliasA, SrcPort: 53, DstPort: 4000, ID: 9, Flags: packet.TCPSyn}
+	pieces := cut(t, b.TCP(make([]byte, 100)), 20+72)
+	w.put(Outside, pieces[1])
+	if p := w.put(Outside, pieces[0]); p.Verdict != Keep {
+		t.Fatalf("verdict %d, %v", p.Verdict, p.Reason)
+	}
+	if w.dropped[reason.NoMapping] != 1 || len(w.kept) != 1 {
+		t.Errorf("tail: kept %d, dropped %v", len(w.kept), w.dropped)
+	}
+	w.advance(w.now + 6001)
+	if w.dropped[reason.NoMapping] != 2 {
+		t.Errorf("SYN: kept %d, dropped %v", len(w.kept), w.dropped)
+	}
+	w.empty()
+}
+
 // A later fragment whose own TTL runs out is dropped in silence; the others go on.
 func TestFragmentTTL(t *testing.T) {
 	w := newFragmentWorker(t, 16, nil)

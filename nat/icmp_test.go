@@ -163,6 +163,21 @@ func TestICMPErrorHairpin(t *testing.T) {
 	}
 }
 
+// With hairpin switched off under live links, their errors do not go round either.
+func TestICMPErrorHairpinOff(t *testing.T) {
+	w := newFragmentWorker(t, 16, func(r *Rules) {
+		r.RedirectPort = []RedirectPort{{Proto: packet.ProtoUDP, Public: Alias{aliasA, 53}, Local: []Local{{hostB, 5353}}}}
+	})
+	p := w.put(Inside, packet.Build{Src: hostA, Dst: aliasA, SrcPort: 4000, DstPort: 53}.UDP(make([]byte, 30)))
+	if p.Verdict != Forward {
+		t.Fatalf("hairpin: %d %v", p.Verdict, p.Reason)
+	}
+	w.s.rules.Hairpin = false
+	if p = w.put(Inside, errorAbout(hostB, p.Data, packet.ICMPUnreachable, 0)); p.Verdict != Drop || p.Reason != reason.HairpinOff {
+		t.Errorf("verdict %d, %v", p.Verdict, p.Reason)
+	}
+}
+
 // What has no link, or can't be read, is not let through, and never with a private address.
 func TestICMPErrorRefused(t *testing.T) {
 	b := packet.Build{Src: aliasA, Dst: peer, SrcPort: 4000, DstPort: 53}
@@ -177,6 +192,16 @@ func TestICMPErrorRefused(t *testing.T) {
 	var eh packet.Headers
 	packet.Parse(elsewhere, &eh)
 	packet.SetEndpoints(elsewhere, &eh, routerOut, 0, aliasA+1, 0)
+	exempt := func(r *Rules) { r.Exempt = []netip.Prefix{netip.PrefixFrom(peer.Netip(), 24)} }
+	age := func(frame []byte) []byte {
+		var h packet.Headers
+		for packet.Parse(frame, &h); frame[22] > 1; {
+			packet.DecrementTTL(frame, &h)
+		}
+		return frame
+	}
+	expiring := age(errorAbout(routerOut, stranger, 3, 0))
+	expiring10 := age(errorAbout(routerOut, packet.Build{Src: hostA, Dst: peer}.UDP(nil), 3, 0))
 	cases := []struct {
 		name   string
 		change func(*Rules)
@@ -195,6 +220,8 @@ func TestICMPErrorRefused(t *testing.T) {
 		{"to an address that is nobody's", nil, Outside, errorAbout(routerOut, other.UDP(nil), 3, 0), reason.NoMapping, false},
 		{"not to whom it concerns", nil, Outside, elsewhere, reason.NoMapping, true},
 		{"from our own address", nil, Outside, errorAbout(aliasA, stranger, 3, 0), reason.BadSource, true},
+		{"TTL runs out", nil, Outside, expiring, reason.TTLExpired, true},
+		{"TTL runs out, exempt", exempt, Outside, expiring10, reason.TTLExpired, false},
 		{"the same, to whom it concerns", nil, Outside, errorAbout(routerOut, stranger, 3, 0), reason.None, true},
 	}
 	for _, c := range cases {

@@ -71,6 +71,60 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// Every kind of memory that NewRegion may fall back to works alike.
+func TestKindsOfPages(t *testing.T) {
+	const size = 3<<20 + 5
+	small := func() (*Region, error) { return mapFile(size, Small) }
+	joined := func() (*Region, error) { return mapFile(size, Transparent) }
+	huge := func() (*Region, error) { return mapFile(size, Huge) }
+	anonymous := func() (*Region, error) { return mapAnonymous(size) }
+	for name, f := range map[string]func() (*Region, error){
+		"small": small, "joined": joined, "huge": huge, "anonymous": anonymous, "chosen": func() (*Region, error) { return NewRegion(size) },
+	} {
+		r, err := f()
+		if err != nil {
+			if name == "huge" {
+				t.Log("no huge pages are reserved here:", err)
+				continue
+			}
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		b := r.Bytes()
+		if len(b) != size || cap(b) != size || r.Mapped() < size || r.Mapped()%os.Getpagesize() != 0 {
+			t.Errorf("%s: %d bytes, %d mapped", name, len(b), r.Mapped())
+		}
+		if err := r.Populate(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		b[0], b[size-1] = 1, 2
+		if (name == "anonymous") != (r.FD() < 0) && name != "chosen" {
+			t.Errorf("%s: descriptor %d", name, r.FD())
+		}
+		if !strings.Contains("small transparent-huge huge", r.Pages().String()) {
+			t.Errorf("%s: %v pages", name, r.Pages())
+		}
+		if err := r.Free(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Memory that is not to be had is told by Populate, in words, and not by a signal later.
+func TestPopulateTellsTheTruth(t *testing.T) {
+	r, err := NewRegion(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Free()
+	if err := unix.Ftruncate(r.FD(), 4096); err != nil { // the file is shorter than the mapping now
+		t.Fatal(err)
+	}
+	if err := r.Populate(); err == nil || !strings.Contains(err.Error(), "are not to be had") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // Freed memory goes back to the system, descriptors too.
 func TestFreeLeaksNothing(t *testing.T) {
 	open := func() int {

@@ -197,6 +197,27 @@ func FuzzRewriteRestore(f *testing.F) {
 	})
 }
 
+// IPv6 has a hop limit and no header checksum; what is no IP at all is left alone.
+func TestRewriteIPv6(t *testing.T) {
+	frame := Build{TTL: 9}.IPv6([16]byte{0x20}, [16]byte{0x30}, ProtoUDP, make([]byte, 8))
+	original := bytes.Clone(frame)
+	var h Headers
+	Parse(frame, &h)
+	if DecrementTTL(frame, &h); frame[21] != 8 {
+		t.Errorf("hop limit %d", frame[21])
+	}
+	if Restore(frame, &h); !bytes.Equal(frame, original) {
+		t.Errorf("restored\n%x, was\n%x", frame, original)
+	}
+	arp := append(make([]byte, 12), 8, 6, 1, 2, 3, 4)
+	original = bytes.Clone(arp)
+	Parse(arp, &h)
+	CompleteChecksum(arp, &h)
+	if Restore(arp, &h); !bytes.Equal(arp, original) {
+		t.Errorf("ARP became %x", arp)
+	}
+}
+
 // The examples of RFC 1624 section 4, and both notations of zero.
 func TestUpdate16(t *testing.T) {
 	for _, c := range []struct{ sum, old, new, want uint16 }{
