@@ -108,9 +108,13 @@ func noSuchCommand(c *cli.Context) error {
 func usageError(c *cli.Context, err error, _ bool) error {
 	what := err.Error()
 	if name, ok := strings.CutPrefix(what, "flag provided but not defined: -"); ok {
-		what = fmt.Sprintf("--%s: no such flag", strings.TrimPrefix(name, "-"))
+		what = fmt.Sprintf("--%s: no such flag", name)
 	} else if name, ok := strings.CutPrefix(what, "flag needs an argument: -"); ok {
-		what = fmt.Sprintf("--%s: needs a value", strings.TrimPrefix(name, "-"))
+		dashes := "--"
+		if len(name) == 1 {
+			dashes = "-"
+		}
+		what = fmt.Sprintf("%s%s: needs a value", dashes, name)
 	}
 	return fmt.Errorf("%s; `%s --help` lists the flags", what, c.Command.HelpName)
 }

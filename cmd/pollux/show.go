@@ -44,9 +44,20 @@ func clientFlags(more ...cli.Flag) []cli.Flag {
 	}, more...)
 }
 
+// given is a flag's value, wherever on the command line it stands: before or after a subcommand's name.
+func given(c *cli.Context, name string) string {
+	for _, at := range c.Lineage() {
+		if v := at.String(name); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// clientOf connects to the socket that --control or the gateway's own file names.
 func clientOf(c *cli.Context) (*control.Client, error) {
-	path := c.String("control")
-	switch file := c.String("config"); {
+	path := given(c, "control")
+	switch file := given(c, "config"); {
 	case path != "" && file != "":
 		return nil, errors.New("--control: is given besides -c; allowed: one of them")
 	case path == "" && file == "":

@@ -1,0 +1,347 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"pollux/internal/control"
+	"pollux/internal/packet"
+	"pollux/internal/reason"
+	"pollux/nat"
+	"pollux/pmd"
+)
+
+// binary is the program under test, built once.
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "pollux-cli-")
+	if err != nil {
+		panic(err)
+	}
+	binary = filepath.Join(dir, "pollux")
+	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	status := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(status)
+}
+
+// result is what a run of the program left.
+type result struct {
+	status      int
+	out, errOut string
+}
+
+func pollux(t *testing.T, args ...string) result {
+	t.Helper()
+	cmd := exec.Command(binary, args...)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+}
+
+// file writes a file into a directory of the test's own.
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const good = `ports: [{name: eth1, role: inside}, {name: eth0, role: outside}]
+nat: {alias: ["203.0.113.1"], redirect_port: [{proto: udp, public: "203.0.113.1:53", local: "10.0.0.3:5353"}]}
+`
+
+// Every refusal is one line on stderr, nothing on stdout, and the right status.
+func TestRefusals(t *testing.T) {
+	bad := file(t, "bad.yaml", good+"limits: {links: 0}\n")
+	ok := file(t, "ok.yaml", good)
+	dir := t.TempDir()
+	plain := file(t, "plain", "not a socket")
+	none := filepath.Join(dir, "none.sock")
+	minimal := []string{"--inside", "nosuch1", "--outside", "nosuch0", "--alias", "192.0.2.1", "--control", none}
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string // how the line begins
+	}{
+		{[]string{"frobnicate"}, 2, `pollux: no such command "frobnicate"; allowed: run, check, `},
+		{[]string{"--frobnicate"}, 2, "--frobnicate: no such flag"},
+		{[]string{"check", "-c", bad}, 2, bad + `:3:17: limits.links is "0"; allowed: a number from 1 to`},
+		{[]string{"check", "-c", filepath.Join(dir, "none.yaml")}, 2, filepath.Join(dir, "none.yaml") + ": can't be read: no such file"},
+		{[]string{"check"}, 2, "flags: ports is missing"},
+		{[]string{"check", "-c", ok, "stray"}, 2, `pollux check: unexpected argument "stray"`},
+		{[]string{"check", "-c", ok, "--limits-links", "x"}, 2, `--limits-links: limits.links is "x"`},
+		{[]string{"check", "-c", ok, "--no-such"}, 2, "--no-such: no such flag; `pollux check --help` lists the flags"},
+		{[]string{"check", "-c"}, 2, "-c: needs a value"},
+		{[]string{"check", "-c", ok, "--alias"}, 2, "--alias: needs a value"},
+		{[]string{"check", "-c", ok, "--json"}, 2, "--json: needs --print"},
+		{[]string{"run", "-c", bad}, 2, bad + ":3:17: "},
+		{append([]string{"run"}, minimal...), 2, ""},
+		{[]string{"run", "-c", ok, "--control", plain}, 2, "control.socket " + plain + " exists and is no socket"},
+		{[]string{"run", "-c", ok, "--cores", "0-1"}, 2, "--cores: workers.cores names 2 cores"},
+		{[]string{"replay", "-c", bad}, 2, bad + ":3:17: "},
+		{[]string{"replay", "-c", ok, "--inside", filepath.Join(dir, "none.pcap")}, 1, ""},
+		{[]string{"replay", "-c", ok, "--outside", ok}, 1, ok + " is no capture"},
+		{[]string{"replay", "-c", ok, "--write-inside", filepath.Join(dir, "none", "x.pcap")}, 1, ""},
+		{[]string{"replay", "-c", ok, "--seed", "x"}, 2, ""},
+		{[]string{"show", "links", "--control", none}, 1, "no gateway answers on " + none},
+		{[]string{"show", "links", "--limit", "-1"}, 2, "--limit: must not be negative"},
+		{[]string{"show", "links", "--control", none, "-c", ok}, 2, "--control: is given besides -c"},
+		{[]string{"show", "drops", "-c", bad}, 2, bad + ":3:17: "},
+		{[]string{"show", "flows"}, 2, `pollux show: no such command "flows"; allowed: links, workers`},
+		{[]string{"rtcache", "maybe"}, 2, `pollux rtcache: no such command "maybe"; allowed: on, off`},
+		{[]string{"rtcache", "--control", none, "off"}, 1, "no gateway answers on " + none},
+		{[]string{"perf", "l2fwd"}, 2, "--inside: needed"},
+		{[]string{"perf", "l2fwd", "--inside", "nosuch1", "--outside", "nosuch0"}, 2, `--inside: no network device "nosuch1"`},
+		{[]string{"perf", "l2fwd", "--mode", "x"}, 2, `--mode: is "x"; allowed: auto, zerocopy or copy`},
+		{[]string{"perf", "l2fwd", "--idle", "x"}, 2, `--idle: is "x"`},
+		{[]string{"version", "now"}, 2, "pollux version: unexpected argument"},
+	} {
+		r := pollux(t, c.args...)
+		if r.status != c.status || r.out != "" || strings.Count(r.errOut, "\n") != 1 || !strings.HasSuffix(r.errOut, "\n") || !strings.HasPrefix(r.errOut, c.want) {
+			t.Errorf("pollux %s\nstatus %d, stdout %q, stderr %q\nwant   %d, %q", strings.Join(c.args, " "), r.status, r.out, r.errOut, c.status, c.want)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	ok := file(t, "ok.yaml", good)
+	if r := pollux(t, "check", "-c", ok); r != (result{0, "ok\n", ""}) {
+		t.Errorf("%+v", r)
+	}
+	if r := pollux(t, "check", "--inside", "a", "--outside", "b", "--alias", "port", "--nat-hairpin=false", "--nat-same-ports"); r != (result{0, "ok\n", ""}) {
+		t.Errorf("%+v", r)
+	}
+	printed := pollux(t, "check", "-c", ok, "--limits-links", "77", "--print")
+	if printed.status != 0 || !strings.Contains(printed.out, "links: 77,") || !strings.Contains(printed.out, "10.0.0.3:5353") {
+		t.Errorf("%+v", printed)
+	}
+	again := pollux(t, "check", "-c", file(t, "again.yaml", printed.out), "--print")
+	if again != printed {
+		t.Errorf("what is printed is another configuration:\n%s\n%s", printed.out, again.out)
+	}
+	var tree struct {
+		Limits struct {
+			Links int `json:"links"`
+		} `json:"limits"`
+	}
+	r := pollux(t, "check", "-c", ok, "--limits-links", "77", "--print", "--json")
+	if err := json.Unmarshal([]byte(r.out), &tree); err != nil || tree.Limits.Links != 77 {
+		t.Errorf("%v %+v", err, r)
+	}
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	if r := pollux(t, "version"); r.status != 0 || !strings.HasPrefix(r.out, "pollux ") || strings.Count(r.out, "\n") != 1 {
+		t.Errorf("%+v", r)
+	}
+	var v version
+	if r := pollux(t, "version", "--json"); json.Unmarshal([]byte(r.out), &v) != nil || v.Go == "" || v.Version == "" {
+		t.Errorf("%+v", r)
+	}
+	for _, args := range [][]string{{}, {"--help"}, {"help"}, {"run", "--help"}, {"show"}, {"show", "links", "-h"}, {"replay", "-h"}, {"perf"}} {
+		if r := pollux(t, args...); r.status != 0 || !strings.Contains(r.out, "USAGE:") || r.errOut != "" {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+}
+
+// Every key of the file has its flag in the help of run.
+func TestHelpNamesFlags(t *testing.T) {
+	help := pollux(t, "run", "--help").out
+	for _, flag := range []string{"--inside", "--outside", "--alias", "--cores", "--queues", "--idle", "--mode", "--rt-priority", "--redirect-port", "--control ",
+		"-c FILE", "--limits-links ", "--nat-same-ports", "--nat-timeouts-udp", "--nat-mapping-tcp", "--nat-redirect-proto", "--routing-rtcache", "--replay-any-mac"} {
+		if !strings.Contains(help, flag) {
+			t.Errorf("%s is missing in\n%s", flag, help)
+		}
+	}
+}
+
+func capture(t *testing.T, frames ...[]byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "in.pcap")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w := pcapgo.NewWriter(f)
+	if err := w.WriteFileHeader(65535, layers.LinkTypeEthernet); err != nil {
+		t.Fatal(err)
+	}
+	for i, frame := range frames {
+		info := gopacket.CaptureInfo{Timestamp: time.Unix(1700000000, int64(i)*1e6), CaptureLength: len(frame), Length: len(frame)}
+		if err := w.WritePacket(info, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+func address(s string) packet.Addr { return packet.AddrFrom(netip.MustParseAddr(s)) }
+
+// A UDP packet from inside comes out with the alias address; an unsolicited one from outside is listed as dropped.
+func TestReplay(t *testing.T) {
+	dir := t.TempDir()
+	inside := capture(t, packet.Build{Src: address("10.0.0.5"), Dst: address("198.51.100.1"), SrcPort: 4000, DstPort: 53}.UDP([]byte("hello")))
+	outside := capture(t, packet.Build{Src: address("198.51.100.9"), Dst: address("203.0.113.2"), SrcPort: 9, DstPort: 9}.UDP([]byte("x")))
+	conf := file(t, "p.yaml", strings.Replace(good, `["203.0.113.1"]`, `["203.0.113.1", "203.0.113.2"]`, 1))
+	drops, wo := filepath.Join(dir, "d.json"), filepath.Join(dir, "wo.pcap")
+	r := pollux(t, "replay", "-c", conf, "--inside", inside, "--outside", outside, "--write-outside", wo, "--drops", drops, "--show-links", "--nat-pooling", "arbitrary")
+	if r.status != 0 || r.errOut != "" {
+		t.Fatalf("%+v", r)
+	}
+	var list struct{ Links []control.Link }
+	if err := json.Unmarshal([]byte(r.out), &list); err != nil || len(list.Links) != 1 {
+		t.Fatalf("%v in %s", err, r.out)
+	}
+	if l := list.Links[0]; l.Proto != "udp" || l.Local != "10.0.0.5:4000" || l.Remote != "198.51.100.1:53" || l.State != "active" || l.ExpiresIn == 0 || !strings.HasSuffix(l.Alias, ":4000") {
+		t.Errorf("%+v", l)
+	}
+	text, err := os.ReadFile(drops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dropped []struct {
+		Index        int
+		Side, Reason string
+		Answered     bool
+	}
+	if err := json.Unmarshal(text, &dropped); err != nil || len(dropped) != 1 || dropped[0].Side != "outside" || dropped[0].Reason != "no-mapping" {
+		t.Errorf("%v in %s", err, text)
+	}
+	f, err := os.Open(wo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	rd, err := pcapgo.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, info, err := rd.ReadPacketData()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h packet.Headers
+	packet.Parse(data, &h)
+	if h.Reason != reason.None || h.Dst != address("198.51.100.1") || h.Src&^3 != address("203.0.113.0") || h.TTL != 63 || !info.Timestamp.Equal(time.Unix(1700000000, 0)) {
+		t.Errorf("%+v at %v", h, info.Timestamp)
+	}
+}
+
+// showGateway is a gateway with something to show.
+type showGateway struct{ rtcache bool }
+
+func (*showGateway) Workers() []pmd.WorkerStats {
+	return []pmd.WorkerStats{{Worker: 0, Core: 3, Received: 12345, Frames: map[string]uint64{"free": 7, "fill": 9}}}
+}
+func (*showGateway) Ports() []pmd.PortStats {
+	return []pmd.PortStats{{Name: "eth1", Role: "inside", Mode: "copy", XDP: "native", Up: true, MTU: 1500, Queues: []int{0, 1}, Passed: 42}}
+}
+func (*showGateway) Drops() []pmd.DropStats {
+	return []pmd.DropStats{{Name: "no-port", Count: 3, Help: "no port"}, {Name: "held", Help: "still held"}}
+}
+func (*showGateway) Links(visit func(nat.LinkInfo) bool) error {
+	for i := range 3 {
+		l := nat.LinkInfo{ID: uint32(i), Proto: packet.ProtoTCP, Local: nat.Local{Addr: address("10.0.0.1"), Port: uint16(1000 + i)},
+			Alias: nat.Alias{Addr: address("203.0.113.1"), Port: 5}, Remote: nat.Remote{Addr: address("198.51.100.1"), Port: 443}, State: nat.Opening, ExpiresIn: 60_000}
+		if !visit(l) {
+			return nil
+		}
+	}
+	return nil
+}
+func (g *showGateway) SetRTCache(on bool) { g.rtcache = on }
+func (g *showGateway) RTCache() bool      { return g.rtcache }
+
+func TestShow(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "p.sock")
+	l, err := control.Listen(control.Options{Path: socket, Mode: 0o600})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gateway := &showGateway{rtcache: true}
+	s := control.Serve(l, gateway, control.About{Version: buildVersion(), ConfigJSON: `{"mode":"auto"}`, ConfigYAML: "mode: auto\n"})
+	defer s.Close()
+	for _, c := range []struct {
+		args string
+		want []string
+		not  string
+	}{
+		{"show links", []string{"PROTO", "tcp    10.0.0.1:1000", "opening", "60s", "10.0.0.1:1002"}, "there are more"},
+		{"show links --limit 2", []string{"10.0.0.1:1001", "2 links shown, there are more"}, "10.0.0.1:1002"},
+		{"show links --port 1002", []string{"10.0.0.1:1002"}, "10.0.0.1:1001"},
+		{"show links --proto udp", []string{"PROTO"}, "tcp"},
+		{"show links --json --limit 1", []string{`"local":"10.0.0.1:1000"`, `"more":true`}, "10.0.0.1:1001"},
+		{"show workers", []string{"12345", "fill 9, free 7"}, ""},
+		{"show workers --json", []string{`"received":12345`}, "RECEIVED"},
+		{"show ports", []string{"eth1", "up", "native", "0,1", "42"}, ""},
+		{"show ports --json", []string{`"passed_to_kernel":42`}, "ROLE"},
+		{"show drops", []string{"no-port", "3"}, "held"},
+		{"show drops --all", []string{"no-port", "held"}, ""},
+		{"show drops --json", []string{`"reason":"held"`}, "MEANS"},
+		{"show config", []string{"mode: auto"}, "{"},
+		{"show config --json", []string{`{"mode":"auto"}`}, ""},
+		{"rtcache", []string{"on"}, ""},
+		{"rtcache off", []string{"off"}, ""},
+		{"rtcache --json", []string{`{"rtcache":false}`}, ""},
+		{"rtcache on", []string{"on"}, ""},
+	} {
+		r := pollux(t, append(strings.Fields(c.args), "--control", socket)...)
+		if r.status != 0 || r.errOut != "" {
+			t.Errorf("%s: %+v", c.args, r)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(r.out, want) {
+				t.Errorf("%s: no %q in\n%s", c.args, want, r.out)
+			}
+		}
+		if c.not != "" && strings.Contains(r.out, c.not) {
+			t.Errorf("%s: %q in\n%s", c.args, c.not, r.out)
+		}
+	}
+	if !gateway.rtcache {
+		t.Error("rtcache on did not reach the gateway")
+	}
+	// The socket may come from the gateway's own file.
+	if r := pollux(t, "show", "drops", "-c", file(t, "c.yaml", good+"control: {socket: "+socket+"}\n")); r.status != 0 || !strings.Contains(r.out, "no-port") {
+		t.Errorf("%+v", r)
+	}
+	// A filter that the gateway refuses is one line too.
+	if r := pollux(t, "show", "links", "--state", "dead", "--control", socket); r.status != 1 || r.out != "" || !strings.Contains(r.errOut, `state is "dead"; allowed: opening`) {
+		t.Errorf("%+v", r)
+	}
+	// A busy socket stops a second gateway before it touches anything, and names the first.
+	r := pollux(t, "run", "-c", file(t, "d.yaml", good), "--control", socket)
+	if want := fmt.Sprintf("control.socket %s is in use by process %d ", socket, os.Getpid()); r.status != 2 || !strings.HasPrefix(r.errOut, want) || strings.Count(r.errOut, "\n") != 1 {
+		t.Errorf("%+v", r)
+	}
+}
