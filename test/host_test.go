@@ -11,11 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"pollux/internal/control"
 	"pollux/internal/lab"
 )
-
-var controlAll = control.Filter{}
 
 // session opens a TCP connection and types over it; the gateway's own listener must answer.
 func session(ctx context.Context, from *lab.Namespace, to string) error {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"pollux/internal/control"
 	"pollux/internal/lab"
 )
 
@@ -89,7 +90,7 @@ func TestThousandQueriesAtOnce(t *testing.T) {
 // Two hosts that use one local port toward one server get two alias ports, and each its own answers.
 func TestTwoHostsWithOneLocalPort(t *testing.T) {
 	l := newLab(t, lab.Options{InsideHosts: 2})
-	run(t, l)
+	g := run(t, l)
 	sniff(t, l)
 	out := l.Outside[0]
 	echo, err := lab.ServeUDPEcho(out.Namespace, at(out.Addr, 7))
@@ -114,6 +115,16 @@ func TestTwoHostsWithOneLocalPort(t *testing.T) {
 	}
 	if seen := echo.Seen(); len(seen) != 2 || seen[netip.AddrPortFrom(lab.GatewayOutside, 5353)] != 2 {
 		t.Errorf("the server saw %v, want %s and one other port, two datagrams each", seen, at(lab.GatewayOutside, 5353))
+	}
+	shown := g.links(control.Filter{Proto: "udp", Port: "7"})
+	if len(shown) != 2 {
+		t.Fatalf("show links lists %+v, want two", shown)
+	}
+	for _, link := range shown {
+		alias, err := netip.ParseAddrPort(link.Alias)
+		if err != nil || echo.Seen()[alias] != 2 || !strings.HasSuffix(link.Local, ":5353") || link.Remote != at(out.Addr, 7) || link.Packets != 4 {
+			t.Errorf("show links lists %+v, which is not what the server saw", link)
+		}
 	}
 }
 
