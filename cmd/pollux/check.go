@@ -15,7 +15,7 @@ func checkCommand() *cli.Command {
 		Usage: "check a configuration without touching anything",
 		Description: "Prints ok, or one line `FILE:LINE:COL: what is wrong, what is allowed` and exits with 2.\n" +
 			"Only the configuration is looked at; whether this machine can run it is for `pollux doctor` to say.",
-		Flags: append(flags.list(forGateway),
+		Flags: append(flags.list(forCheck),
 			&cli.BoolFlag{Name: "print", Usage: "print the whole effective configuration, defaults included, instead of ok"},
 			&cli.BoolFlag{Name: "replay", Usage: "check for pollux replay, which has no kernel to ask for addresses"},
 			&cli.BoolFlag{Name: "json", Usage: "with --print: as JSON"},

@@ -30,9 +30,6 @@ func (a *arg) IsBoolFlag() bool { return a.isBool }
 
 var _ flag.Value = (*arg)(nil)
 
-// replayOnly tells the flags that only a replay reads.
-func replayOnly(key string) bool { return strings.HasPrefix(key, "replay.") }
-
 // list makes the flags for those keys that keep picks. Each name is a flag of its own, so that an error can say which was given.
 func (f *configFlags) list(keep func(config.Flag) bool) []cli.Flag {
 	out := []cli.Flag{&cli.StringFlag{Name: "config", Aliases: []string{"c"}, Usage: "read the configuration from `FILE` (YAML); flags override it"}}
@@ -65,8 +62,9 @@ func (f *configFlags) one(k config.Flag, name string, short bool) cli.Flag {
 	}
 }
 
-// forGateway keeps the flags of `pollux run` and `pollux check`.
-func forGateway(config.Flag) bool { return true }
+// forCheck keeps all; forGateway leaves out what only a replay reads.
+func forCheck(config.Flag) bool     { return true }
+func forGateway(f config.Flag) bool { return !strings.HasPrefix(f.Key, "replay.") }
 
 // load reads the configuration that the command line asks for.
 func (f *configFlags) load(c *cli.Context, use config.Use) (*config.Config, error) {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 	"syscall"
 
@@ -50,13 +49,11 @@ func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 
-	o := cfg.Gateway()
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), cfg.Workers()+2)) // spinning workers must not hold every P
 	listener, err := control.Listen(controlOptions(cfg))
 	if err != nil {
 		return fail(statusUsage, err)
 	}
-	gateway, err := pmd.Start(o)
+	gateway, err := pmd.Start(cfg.Gateway())
 	if err != nil {
 		listener.Close()
 		return fail(statusUsage, err)

@@ -104,9 +104,10 @@ func (n *node) endpoint(path string, proto uint8, public, ranges bool) (endpoint
 	if err := n.is(scalar, path, allowed); err != nil {
 		return endpoint{}, err
 	}
-	addr, ports, ok := strings.Cut(n.text, ":")
-	e := endpoint{}
-	if e.addr, ok = parseHost(addr); !ok && !(public && addr == "port") {
+	addr, ports, _ := strings.Cut(n.text, ":")
+	host, ok := parseHost(addr)
+	e := endpoint{addr: host}
+	if !ok && !(public && addr == "port") {
 		return endpoint{}, n.refuse(path, allowed)
 	}
 	first, last, isRange := strings.Cut(ports, "-")

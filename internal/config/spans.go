@@ -38,13 +38,3 @@ func (s *spans) add(v span, at place) (other place, clash bool) {
 	s.places = slices.Insert(s.places, i, at)
 	return place{}, false
 }
-
-func (s *spans) contains(a packet.Addr) bool {
-	i, _ := slices.BinarySearchFunc(s.list, a, func(x span, a packet.Addr) int {
-		if x.last < a {
-			return -1
-		}
-		return 1
-	})
-	return i < len(s.list) && s.list[i].first <= a
-}
