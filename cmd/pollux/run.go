@@ -14,6 +14,7 @@ import (
 
 	"pollux/internal/config"
 	"pollux/internal/control"
+	"pollux/internal/doctor"
 	"pollux/nat"
 	"pollux/pmd"
 )
@@ -53,7 +54,7 @@ func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fail(statusUsage, err)
 	}
-	gateway, err := pmd.Start(cfg.Gateway())
+	gateway, err := startGateway(cfg.Gateway())
 	if err != nil {
 		listener.Close()
 		return fail(statusUsage, err)
@@ -80,6 +81,14 @@ func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 	}()
 	_ = notify("STOPPING=1")
 	return fail(statusRuntime, errors.Join(died, server.Close(), gateway.Stop()))
+}
+
+// startGateway lets the doctor look before anything is touched: its words say more than what a failing call would.
+func startGateway(o pmd.Options) (*pmd.Gateway, error) {
+	if err := doctor.Check(doctorOf(o)); err != nil {
+		return nil, err
+	}
+	return pmd.Start(o)
 }
 
 func controlOptions(cfg *config.Config) control.Options {

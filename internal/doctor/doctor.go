@@ -58,15 +58,16 @@ type Options struct {
 	PortHigh   uint16       // nat.port_range; 0: not looked at
 	Alias      []netip.Addr // alias addresses, with AliasPort those of the outside port are added
 	AliasPort  bool
-	UMEMBytes  uint64 // locked memory of the frames; 0: computed from rings and queues
+	UMEMBytes  uint64 // locked memory of the frames; 0: reckoned from rings and queues
 	TableBytes uint64 // memory of link tables and indexes; 0: not looked at
 
 	Release string // kernel release, "" for this kernel's: for tests
 }
 
-// frameBytes is the largest chunk that a frame takes; framesPerRing is how many ring sizes of frames a queue needs.
+// What frames are reckoned at when nobody gave UMEMBytes: 2 KiB each, and four ring sizes of them for each socket, half
+// of which sit in its rings.
 const (
-	frameBytes    = 4096
+	frameBytes    = 2048
 	framesPerRing = 4
 )
 
