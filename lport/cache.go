@@ -20,7 +20,8 @@ import (
 type cache struct {
 	bits [1024]uint64 // ports in use toward the peer: 8 KiB
 	skip [16]uint64   // words in which no port is left for this peer
-	gain uint32       // the row's gain when skip was right
+	gain uint32       // the row's gain when skip and none were right
+	none bool         // a search of the whole range was in vain
 
 	alias, addr packet.Addr
 	port        uint16
@@ -45,10 +46,12 @@ func (c *cache) clear(port uint16) {
 		*w &^= bit
 		c.n--
 		c.skip[i>>6&15] &^= 1 << (i & 63)
+		c.none = false
 	}
 }
 
-// caches is the arena of a worker's caches and the hash table that finds them. Index 0 is never used.
+// caches is the arena of a worker's caches and the hash table that finds them. Number 0 stands for none: it stays empty and is
+// not live.
 type caches struct {
 	all   []cache
 	head  []uint32 // first of each hash chain
@@ -115,7 +118,7 @@ func (t *caches) make(alias packet.Addr, row Row, p Peer, r *row) *cache {
 	}
 	head := t.chain(alias, row, p)
 	c := &t.all[i]
-	c.skip, c.gain = [16]uint64{}, r.gain
+	c.skip, c.gain, c.none = [16]uint64{}, r.gain, false
 	c.alias, c.addr, c.port, c.row, c.live, c.n, c.next = alias, p.Addr, p.Port, row, true, 0, *head
 	*head = i
 	t.live++

@@ -37,7 +37,7 @@ func (s *Space) Fixed(alias packet.Addr, rw Row, port uint16, host packet.Addr) 
 	if r == nil || r.uses[port]&exclusive != 0 || s.resting(a, rw, port) {
 		return false
 	}
-	q := query{a: a, r: r, row: rw, shared: true}
+	q := query{a: a, r: r, c: &s.caches.all[0], row: rw, shared: true}
 	if r.uses[port] == 0 {
 		r.offer(port)
 	}
@@ -78,14 +78,7 @@ func (s *Space) Release(alias packet.Addr, rw Row, port uint16, host packet.Addr
 	if r.uses[port] = (u &^ exclusive) - 1; r.uses[port] != 0 {
 		return
 	}
-	r.used--
-	r.free.set(port)
-	r.nfree++
-	if shared {
-		r.shared.clear(port) // the word keeps its candidate, so no cache skips it wrongly
-	} else {
-		r.gain++
-	}
+	r.leave(port, shared)
 	if !inBlock {
 		s.giveBack(a, r, rw, port)
 	}
@@ -123,6 +116,7 @@ func (s *Space) begin(q *query, r *Request) error {
 		return ErrNoPort
 	}
 	q.a, q.r, q.row = a, rw, r.Row
+	q.set, q.c = &rw.free, &s.caches.all[0]
 	q.lo, q.hi, q.mask = s.low, s.high, ^uint64(0)
 	if plan := s.o.Deterministic; plan != nil {
 		alias, lo, hi, ok := plan.Forward(r.Host)
@@ -131,9 +125,15 @@ func (s *Space) begin(q *query, r *Request) error {
 		}
 		q.lo, q.hi = uint32(lo), uint32(hi)
 	}
-	if q.shared && rw.caches != 0 {
-		if q.c = s.caches.find(r.Alias, r.Row, q.peer); q.c != nil && q.c.gain != rw.gain {
-			q.c.skip, q.c.gain = [16]uint64{}, rw.gain
+	if q.shared {
+		q.set = &rw.open
+		if rw.caches != 0 {
+			if c := s.caches.find(r.Alias, r.Row, q.peer); c != nil {
+				q.c = c
+				if c.gain != rw.gain {
+					c.skip, c.gain, c.none = [16]uint64{}, rw.gain, false
+				}
+			}
 		}
 	}
 	if s.o.PortsPerHost > 0 || s.blocks.shift != 0 {
@@ -226,7 +226,7 @@ func (s *Space) tryWanted(q *query, port uint16, crowded bool) bool {
 			r.offer(port)
 		}
 	}
-	return q.candidates(uint32(port)>>6)>>(port&63)&1 != 0 && s.take(q, port)
+	return q.may(port) && s.take(q, port)
 }
 
 // pick tries the range from a random port on, right parity first.
@@ -242,7 +242,27 @@ func (s *Space) pick(q *query, r *Request) int32 {
 	return s.circle(q)
 }
 
+// circle tries every port of [q.lo, q.hi] once. A search of the whole range in vain is remembered, so that refusals are cheap.
 func (s *Space) circle(q *query) int32 {
+	none := &q.r.none
+	if q.shared {
+		none = &q.c.none
+	}
+	if *none {
+		return -1
+	}
+	port := s.turn(q)
+	if port < 0 && q.lo == s.low && q.hi == s.high && q.mask == ^uint64(0) {
+		if q.shared {
+			q.c.none = q.c.live // conflict may have made it in this turn
+		} else {
+			q.r.none = true
+		}
+	}
+	return port
+}
+
+func (s *Space) turn(q *query) int32 {
 	start := q.lo + s.random(q.hi-q.lo+1)
 	port := s.scan(q, start, q.hi)
 	if port < 0 && start > q.lo {
@@ -278,10 +298,7 @@ func (s *Space) own(q *query) int32 {
 	w := first + s.random(last-first+1)
 	for range min(ownWords, last-first+1) {
 		q.steps++
-		x := q.r.shared.word[w&1023]
-		if q.c != nil {
-			x &^= q.c.bits[w&1023]
-		}
+		x := q.r.open.word[w&1023] &^ q.r.free.word[w&1023] &^ q.c.bits[w&1023]
 		for ; x != 0; x &= x - 1 {
 			port := w<<6 + uint32(bits.TrailingZeros64(x))
 			if port >= q.lo && port <= q.hi && s.take(q, uint16(port)) {
@@ -323,15 +340,17 @@ func (s *Space) claim(q *query, port uint16) bool {
 // conflict remembers that a port is in use toward the peer, in a cache made now if the peer has none.
 func (s *Space) conflict(q *query, port uint16) {
 	q.taken++
-	if q.c == nil {
-		q.c = s.caches.make(q.a.addr, q.row, q.peer, q.r)
-		if q.c == nil && q.taken%stealAfter == 0 && s.caches.steal(q.taken, s.rng.Uint64(), s.rowOf) {
-			q.c = s.caches.make(q.a.addr, q.row, q.peer, q.r)
+	if !q.c.live {
+		c := s.caches.make(q.a.addr, q.row, q.peer, q.r)
+		if c == nil && q.taken%stealAfter == 0 && s.caches.steal(q.taken, s.rng.Uint64(), s.rowOf) {
+			c = s.caches.make(q.a.addr, q.row, q.peer, q.r)
 		}
+		if c == nil {
+			return
+		}
+		q.c = c
 	}
-	if q.c != nil {
-		q.c.set(port)
-	}
+	q.c.set(port)
 }
 
 func (s *Space) rowOf(c *cache) *row { return s.known(c.alias).rows[c.row] }
@@ -340,18 +359,14 @@ func (s *Space) rowOf(c *cache) *row { return s.known(c.alias).rows[c.row] }
 func (s *Space) commit(q *query, port uint16) {
 	r := q.r
 	if r.uses[port] == 0 {
-		r.used++
-		r.drop(port)
-		if q.shared {
-			r.shared.set(port)
-		}
+		r.enter(port, q.shared)
 	}
 	if q.shared {
 		r.uses[port]++
 	} else {
 		r.uses[port] = exclusive | 1
 	}
-	if q.c != nil {
+	if q.c.live {
 		q.c.set(port)
 	}
 	if s.blocks.shift != 0 {
@@ -362,8 +377,8 @@ func (s *Space) commit(q *query, port uint16) {
 	}
 }
 
-// refill looks at the owner bytes for ports that others gave back; false: there are none. It looks only if some may have
-// come back since it last found none, so a refusal costs no scan.
+// refill looks at the owner bytes for ports that others gave back, and says that another attempt may succeed; false: nothing
+// came back since it last found none, so a refusal costs no scan.
 func (s *Space) refill(q *query) bool {
 	r, news := q.r, &q.a.own.rows[q.row]
 	if !r.hungry {
@@ -374,9 +389,14 @@ func (s *Space) refill(q *query) bool {
 	if r.dry && gen == r.seen {
 		return false
 	}
+	r.none = false
+	r.gain++ // ports that were wished away may be wished away no more
+	if q.c.live {
+		q.c.skip, q.c.gain, q.c.none = [16]uint64{}, r.gain, false
+	}
 	n := s.rescan(q.a.own, q.row, r)
 	r.dry, r.seen = n == 0, gen
-	return n != 0
+	return true
 }
 
 // rescan offers free bytes that were not known to be free, a word's worth at a time; 0: it went all round and found none.
@@ -387,7 +407,7 @@ func (s *Space) rescan(own *aliasOwners, rw Row, r *row) int {
 		if w < first || w > last {
 			w = first
 		}
-		for x := ^(r.free.word[w] | r.shared.word[w]); x != 0; x &= x - 1 {
+		for x := ^r.open.word[w]; x != 0; x &= x - 1 {
 			port := uint16(w<<6) + uint16(bits.TrailingZeros64(x))
 			if port&3 == 0 && own.full(rw, port) {
 				x &^= 0xe << (port & 63) // the loop drops the lowest

@@ -9,8 +9,8 @@ const exclusive = 1 << 31
 // kernel own, and exact about what this worker uses: a port that another owner turns out to have leaves the hints, and comes
 // back by rescan.
 type row struct {
-	free   bitset // used by no link of this worker, and nobody else's as far as known
-	shared bitset // this worker's, in use by links that share it between remotes
+	free bitset // used by no link of this worker, and nobody else's as far as known: for exclusive links
+	open bitset // free, or this worker's and shared between remotes: for links toward a peer
 
 	gain    uint32 // moves when a port becomes a candidate that was none: what caches skip is then worthless
 	caches  uint32 // live per-peer caches of this row
@@ -19,6 +19,7 @@ type row struct {
 	scanned uint16 // where the next rescan starts, in words
 	dry     bool   // the hints were complete at seen
 	hungry  bool   // this worker is counted in rowNews.hungry
+	none    bool   // a search of the whole range for a free port was in vain, and none was offered since
 	held    int32  // owner bytes of this worker
 	used    int32  // ports in use
 	nfree   int32  // bits in free
@@ -28,6 +29,7 @@ type row struct {
 
 func (r *row) init() {
 	r.free.fill()
+	r.open.fill()
 	r.nfree = 65536
 }
 
@@ -35,8 +37,10 @@ func (r *row) init() {
 func (r *row) offer(port uint16) {
 	if !r.free.has(port) {
 		r.free.set(port)
+		r.open.set(port)
 		r.nfree++
 		r.gain++
+		r.none = false
 	}
 }
 
@@ -44,7 +48,31 @@ func (r *row) offer(port uint16) {
 func (r *row) drop(port uint16) {
 	if r.free.has(port) {
 		r.free.clear(port)
+		r.open.clear(port)
 		r.nfree--
+	}
+}
+
+// enter takes a port into use, leave takes it out. A shared port stays open all the time.
+func (r *row) enter(port uint16, shared bool) {
+	r.used++
+	if r.free.has(port) {
+		r.free.clear(port)
+		r.nfree--
+	}
+	if !shared {
+		r.open.clear(port)
+	}
+}
+
+func (r *row) leave(port uint16, shared bool) {
+	r.used--
+	r.free.set(port)
+	r.nfree++
+	r.none = false
+	if !shared {
+		r.open.set(port)
+		r.gain++
 	}
 }
 
@@ -52,7 +80,8 @@ func (r *row) drop(port uint16) {
 type query struct {
 	a      *aliasSpace
 	r      *row
-	c      *cache // nil: none for this peer
+	set    *bitset // r.free or r.open
+	c      *cache  // the peer's, or one that is empty and not live
 	peer   Peer
 	host   *hold // nil: hosts are not counted
 	lo, hi uint32
@@ -64,39 +93,21 @@ type query struct {
 	only   bool // the host is at its limit: only the wanted port, which it has already, will do
 }
 
-// candidates returns which ports of a word may be tried.
-func (q *query) candidates(w uint32) uint64 {
-	x := q.r.free.word[w&1023]
-	if q.shared {
-		x |= q.r.shared.word[w&1023]
-		if q.c != nil {
-			x &^= q.c.bits[w&1023]
-		}
-	}
-	return x
-}
-
-// words returns which of 64 words may hold a candidate.
-func (q *query) words(i uint32) uint64 {
-	x := q.r.free.sum[i&15]
-	if q.shared {
-		x |= q.r.shared.sum[i&15]
-		if q.c != nil {
-			x &^= q.c.skip[i&15]
-		}
-	}
-	return x
+// may reports whether a port is a candidate.
+func (q *query) may(port uint16) bool {
+	return q.set.has(port) && q.c.bits[port>>6&1023]>>(port&63)&1 == 0
 }
 
 // next returns the first candidate in [from, to], or -1.
 func (q *query) next(from, to uint32) int32 {
-	w, last := from>>6, to>>6
+	set, c := q.set, q.c
+	last := to >> 6
 	trim := q.mask & (^uint64(0) << (from & 63))
-	for {
+	for w := from >> 6; ; trim = q.mask {
 		q.steps++
-		x := q.candidates(w)
-		if x == 0 && q.c != nil {
-			q.c.skip[w>>6&15] |= 1 << (w & 63)
+		x := set.word[w&1023] &^ c.bits[w&1023]
+		if x == 0 && c.live {
+			c.skip[w>>6&15] |= 1 << (w & 63)
 		}
 		if x &= trim; x != 0 {
 			if p := w<<6 + uint32(bits.TrailingZeros64(x)); p <= to {
@@ -104,25 +115,18 @@ func (q *query) next(from, to uint32) int32 {
 			}
 			return -1
 		}
-		if w = q.nextWord(w+1, last); w > last {
+		// On to the next word that may hold one.
+		w++
+		i := w >> 6
+		x = set.sum[i&15] &^ c.skip[i&15] & (^uint64(0) << (w & 63))
+		for x == 0 {
+			if i++; i > last>>6 {
+				return -1
+			}
+			x = set.sum[i&15] &^ c.skip[i&15]
+		}
+		if w = i<<6 + uint32(bits.TrailingZeros64(x)); w > last || i > last>>6 {
 			return -1
 		}
-		trim = q.mask
 	}
-}
-
-// nextWord returns the first word from w on that may hold a candidate; more than last: none.
-func (q *query) nextWord(w, last uint32) uint32 {
-	if w > last {
-		return w
-	}
-	i := w >> 6
-	x := q.words(i) & (^uint64(0) << (w & 63))
-	for x == 0 {
-		if i++; i > last>>6 {
-			return last + 1
-		}
-		x = q.words(i)
-	}
-	return i<<6 + uint32(bits.TrailingZeros64(x))
 }

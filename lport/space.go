@@ -181,7 +181,8 @@ func (s *Space) apply(o Options) {
 		s.fitBlocks(a)
 		for _, r := range a.rows {
 			if r != nil {
-				r.dry = false // rescan looked at the old range only
+				r.dry, r.none = false, false // of the old range
+				r.gain++
 			}
 		}
 	}
