@@ -96,13 +96,11 @@ func (s *settings) queueList() []int {
 	return out
 }
 
-// Replay returns the replay block with its addresses filled in.
+// Replay returns the replay block. An OutsideAddress of 0 stays 0: the gateway then speaks from its first alias address, and
+// no kernel has an alias address, so that unmatched inbound is no-mapping; a given address is the gateway's own.
 func (c *Config) Replay() Replay {
 	r := c.s.replay
 	r.InsideNetworks = slices.Clone(r.InsideNetworks)
-	if fixed := c.s.aliasAddrs(); r.OutsideAddress == 0 && len(fixed) > 0 {
-		r.OutsideAddress = fixed[0]
-	}
 	return r
 }
 

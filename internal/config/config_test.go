@@ -104,7 +104,7 @@ func TestDefaults(t *testing.T) {
 	diff(t, c.Control(), Control{Socket: "/run/pollux.sock", Mode: 0o660})
 	diff(t, c.Replay(), Replay{
 		InsideMAC: [6]byte{2, 0, 0, 0, 0, 1}, OutsideMAC: [6]byte{2, 0, 0, 0, 1, 1}, NextHopMAC: [6]byte{2, 0, 0, 0, 0, 0xfe},
-		InsideAddress: addr("192.0.2.254"), OutsideAddress: addr("203.0.113.1"),
+		InsideAddress: addr("192.0.2.254"),
 		InsideNetworks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
 			netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("100.64.0.0/10")},
 		InsideMTU: 1500, OutsideMTU: 1500, AnyMAC: true,

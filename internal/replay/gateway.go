@@ -136,10 +136,10 @@ func (o *Options) source(rules *nat.Rules) func(port uint16) packet.Addr {
 	}
 }
 
-// push lets a port receive a packet. The reason says why it could not.
+// push lets a port receive a packet. The reason says why it could not: no port takes frames longer than a chunk.
 func (g *gateway) push(port int, data []byte) (chunk uint64, r reason.Reason) {
 	if len(data) > chunkBytes {
-		return 0, reason.BadHeader
+		return 0, reason.Unsupported
 	}
 	chunk, ok := g.ports[port].Push(g.pool, data)
 	if !ok {

@@ -37,7 +37,6 @@ func options(t *testing.T, yaml string) (Options, func(string) string) {
 	o := Options{Gateway: cfg.Gateway(), World: World(cfg.Replay()), WriteInside: path("wi"), WriteOutside: path("wo"), Drops: path("d"),
 		Warn: func(s string) { t.Errorf("warning: %s", s) }}
 	o.Gateway.Rules = cfg.ReplayRules()
-	o.World.OutsideAddress = 0
 	return o, path
 }
 

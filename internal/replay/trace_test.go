@@ -180,9 +180,6 @@ func runTrace(t *testing.T, yaml string, in *capture, links bool) *result {
 		Warn: func(s string) { t.Log(s) },
 	}
 	o.Gateway.Rules = cfg.ReplayRules()
-	if !strings.Contains(yaml, "outside_address") {
-		o.World.OutsideAddress = 0
-	}
 	if links {
 		o.Links = &linksOut
 	}
