@@ -2,43 +2,10 @@ package nat
 
 import (
 	"encoding/binary"
-	"unsafe"
 
 	"pollux/internal/clock"
-	"pollux/internal/offheap"
 	"pollux/internal/packet"
 )
-
-// burst is how many packets are staged together.
-const burst = 64
-
-// Touch brings what Translate will read of the whole burst near: first the index slots, then the lines. It changes nothing,
-// and Translate is right without it; memory latency then adds up instead of overlapping.
-func (s *Shard) Touch(b []Packet) {
-	for len(b) > burst {
-		s.touch(b[:burst])
-		b = b[burst:]
-	}
-	s.touch(b)
-}
-
-func (s *Shard) touch(b []Packet) {
-	var at [burst]uint32
-	slots := s.exact.slots
-	for i := range b {
-		p := &b[i]
-		t, _ := tupleOf(p)
-		p.hash = s.seed.tuple(t)
-		at[i&(burst-1)] = s.exact.home(p.hash)
-	}
-	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(slots)), 8, at[:len(b)&(2*burst-1)])
-	for i := range b {
-		p := &b[i]
-		p.slot = s.candidate(p.hash)
-		at[i&(burst-1)] = p.slot
-	}
-	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(s.lines)), unsafe.Sizeof(line{}), at[:len(b)&(2*burst-1)])
-}
 
 // candidate returns the first line whose hash is h, 0 if there is none. Its key is still to be compared.
 func (s *Shard) candidate(h uint32) uint32 {
