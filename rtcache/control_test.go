@@ -254,6 +254,59 @@ func TestOverrun(t *testing.T) {
 	b.whole(t)
 }
 
+// A port goes down under a full table: from the first publication on, long before the routes are out of the table, lookups
+// find the routes that are left; and a route that comes back at once is not mistaken for the lost one.
+func TestLostRoutesAreLookedPast(t *testing.T) {
+	for _, n := range []int{10, 3 * rebuildAbove} {
+		b := hostBed(t, 256)
+		m := b.m
+		router := func(index int) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, byte(index), 1}) }
+		for _, index := range []int{2, 3} {
+			m.neigh(neighKey{index, router(index)}, neighInfo{mac: [6]byte{2, 0, 0, 0, 0, byte(index)}, state: neighValid})
+		}
+		via := func(index int) modelRoute {
+			return modelRoute{kind: setOne, hops: []nextHop{{index: index, gateway: router(index), weight: 1}}}
+		}
+		m.add(pfx("0.0.0.0/0"), via(3), routeReplace)
+		for i := range n {
+			m.add(netip.PrefixFrom(packet.Addr(100<<24|i<<8).Netip(), 24), via(2), routeAdd)
+		}
+		m.add(pfx("100.0.0.0/9"), via(2), routeAdd)
+		backup := via(3)
+		backup.prio, backup.hops[0].weight = 9, 2
+		m.add(pfx("100.0.1.0/24"), backup, routeAdd)
+		b.step(time.Millisecond)
+		leaves := func(dst string, port uint16, when string) {
+			t.Helper()
+			h, v := b.route(nil, netip.MustParseAddr(dst), 1)
+			if v != OK || h.Port() != port {
+				t.Errorf("%d routes, %s: %s has verdict %d", n, when, dst, v)
+			}
+		}
+		leaves("100.0.1.1", 1, "before")
+		leaves("100.0.2.1", 1, "before")
+
+		c := b.table.c
+		c.links[2] = linkState{up: false}
+		lost := c.lose(2)
+		c.publish()
+		leaves("100.0.1.1", 2, "marked") // by its own second route
+		leaves("100.0.2.1", 2, "marked") // past its /24 and the /9
+		c.links[2] = linkState{up: true}
+		again := via(2)
+		c.route(&routeEvent{prefix: pfx("100.200.3.0/24"), kind: setOne, hops: again.hops})
+		c.publish()
+		c.sweepLost(&c.main, lost)
+		c.publish()
+		leaves("100.0.2.1", 2, "removed")
+		leaves("100.200.3.1", 1, "come back")
+		b.whole(t)
+		if s := b.table.Stats(); s.Routes > 5 {
+			t.Errorf("%d routes are left", s.Routes)
+		}
+	}
+}
+
 // Messages older than the dump that are read after it must not show an older state in between.
 func TestReadingHidesThePast(t *testing.T) {
 	b := hostBed(t, 256)

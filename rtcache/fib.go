@@ -26,6 +26,7 @@ const (
 	setThrow // ends the lookup in this table; the tables after it are not followed
 	setLocal // kernel's own address
 	setBroadcast
+	setGone // all its netdevs are down: as if the route were not there, which it soon is not
 )
 
 // pathsMax is how many paths of one route are followed; the kernel's limit is higher, nobody's routers are.
@@ -109,6 +110,9 @@ func (s *snapshot) lookup(a netip.Addr) (*pathSet, Verdict) {
 		return nil, NoRoute
 	}
 	set := s.sets.at(r.set)
+	if set.kind == setGone {
+		set = s.beyond(a)
+	}
 	switch set.kind {
 	case setOne, setMulti:
 		return set, OK
@@ -124,4 +128,18 @@ func (s *snapshot) lookup(a netip.Addr) (*pathSet, Verdict) {
 		return nil, Local
 	}
 	return nil, NoRoute
+}
+
+// beyond looks past routes that are gone for a less specific one.
+func (s *snapshot) beyond(a netip.Addr) *pathSet {
+	for p := netip.PrefixFrom(a, a.BitLen()); ; {
+		hit, r, ok := s.main.LookupPrefixLPM(p)
+		if !ok {
+			return s.sets.at(0)
+		}
+		if set := s.sets.at(r.set); set.kind != setGone || hit.Bits() == 0 {
+			return set
+		}
+		p = netip.PrefixFrom(hit.Addr(), hit.Bits()-1)
+	}
 }

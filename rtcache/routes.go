@@ -202,62 +202,77 @@ func (c *control) contains(big, small setInfo) bool {
 
 // dropRoutes removes the routes that have lost their last netdev.
 func (c *control) dropRoutes(index int) {
+	if lost := c.lose(index); len(lost) > 0 {
+		c.publish()
+		c.sweepLost(&c.main, lost)
+		c.sweepLost(&c.local, lost)
+	}
+}
+
+// lose is the quick half: it marks the path sets that have lost their last netdev, whereupon lookups go on to less
+// specific routes, and deals with the prefixes that have a second route of their own. After its publication no worker
+// sees a lost route, however many there are.
+func (c *control) lose(index int) map[uint32]bool {
 	lost := map[uint32]bool{}
 	for i := range c.sets.info {
 		s := &c.sets.info[i]
 		if s.refs > 0 && slices.ContainsFunc(s.hops, func(h nextHop) bool { return h.index == index }) && c.gone(uint32(i)) {
 			lost[uint32(i)] = true
+			c.sets.edit(uint32(i)).kind = setGone
+			c.sets.forget(uint32(i))
 		}
 	}
 	if len(lost) == 0 {
-		return
+		return lost
 	}
 	for _, f := range []*fib{&c.main, &c.local} {
-		var concerned []netip.Prefix
-		for p, r := range f.table.All() {
-			if _, several := f.more[p]; lost[r.set] && !several {
-				concerned = append(concerned, p)
-			}
-		}
 		for p, list := range f.more {
 			if slices.ContainsFunc(list, func(r route) bool { return lost[r.set] }) {
-				concerned = append(concerned, p)
+				c.drop(f, p, lost)
 			}
 		}
-		c.dropFrom(f, concerned, lost)
+	}
+	return lost
+}
+
+// drop removes a prefix's lost routes.
+func (c *control) drop(f *fib, p netip.Prefix, lost map[uint32]bool) {
+	var one [1]route
+	list := slices.Clone(f.routes(p, &one))
+	c.change(f, p, slices.DeleteFunc(slices.Clone(list), func(r route) bool { return lost[r.set] }))
+	for _, r := range list {
+		if lost[r.set] {
+			c.release(r.set)
+		}
 	}
 }
 
 // rebuildAbove is from how many removals on a table is better made anew than changed path by path.
 const rebuildAbove = 4096
 
-func (c *control) dropFrom(f *fib, concerned []netip.Prefix, lost map[uint32]bool) {
-	if len(concerned) > rebuildAbove && len(concerned) > f.table.Size()/4 {
-		survivors := new(bart.Table[route])
-		for p, r := range f.table.All() {
-			if !lost[r.set] {
-				survivors.Insert(p, r)
-			} else if l, ok := f.more[p]; ok {
-				survivors.Insert(p, l[0]) // looked at below
-			} else {
-				c.bump(p)
-				c.changed = true
-				c.release(r.set)
-			}
+// sweepLost is the long half: it removes the lost routes from a table.
+func (c *control) sweepLost(f *fib, lost map[uint32]bool) {
+	var concerned []netip.Prefix
+	for p, r := range f.table.All() {
+		if lost[r.set] {
+			concerned = append(concerned, p)
 		}
-		f.table, f.fresh = survivors, true
 	}
-	for _, p := range concerned {
-		var one [1]route
-		list := f.routes(p, &one)
-		kept := slices.DeleteFunc(slices.Clone(list), func(r route) bool { return lost[r.set] })
-		if len(kept) == len(list) {
-			continue // removed by the rebuilding
+	if len(concerned) < rebuildAbove || len(concerned) < f.table.Size()/4 {
+		for _, p := range concerned {
+			c.drop(f, p, lost)
 		}
-		gone := slices.DeleteFunc(slices.Clone(list), func(r route) bool { return !lost[r.set] })
-		c.change(f, p, kept)
-		for _, r := range gone {
+		return
+	}
+	survivors := new(bart.Table[route])
+	for p, r := range f.table.All() {
+		if lost[r.set] {
 			c.release(r.set)
+		} else {
+			survivors.Insert(p, r)
 		}
 	}
+	f.table, f.fresh = survivors, true
+	c.changed, c.bumpAll = true, true
+	c.localNews = c.localNews || f == &c.local
 }

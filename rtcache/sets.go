@@ -80,6 +80,13 @@ func (c *control) intern(e *routeEvent) uint32 {
 	return i
 }
 
+// forget takes a set out of the search: a route that describes the same gets a new one.
+func (s *setStore) forget(i uint32) {
+	if key := s.info[i].key; s.byKey[key] == i {
+		delete(s.byKey, key)
+	}
+}
+
 // edit gives a set for writing.
 func (s *setStore) edit(i uint32) *pathSet {
 	chunk := i / setsPerChunk
@@ -159,7 +166,7 @@ func (c *control) release(i uint32) {
 		}
 	}
 	*set = pathSet{}
-	delete(s.byKey, s.info[i].key)
+	s.forget(i)
 	s.info[i] = setInfo{}
 	s.free = append(s.free, i)
 }
