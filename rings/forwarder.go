@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +20,6 @@ type Forwarder struct {
 	burst []Frame
 	full  uint64
 	stop  atomic.Bool
-	close []func() error // what OpenForwarder made, in order
 }
 
 // ForwarderOptions says which sockets to join.
@@ -49,110 +47,6 @@ func NewForwarder(o ForwarderOptions) (*Forwarder, error) {
 	}
 	return f, nil
 }
-
-// JoinOptions says which two netdevs OpenForwarder joins.
-type JoinOptions struct {
-	Names     [2]string
-	Queue     int // of both
-	NextHop   [2]net.HardwareAddr
-	Mode      Mode
-	RingSize  int // 0 means RingSizeDefault
-	Burst     int // 0 means 64
-	HugePages bool
-}
-
-// OpenForwarder makes everything a forwarder between two netdevs needs and attaches it: all unicast IPv4 packets that come
-// in on one side leave by the other. notices are lines for people. Close undoes it.
-func OpenForwarder(o JoinOptions) (f *Forwarder, notices []string, err error) {
-	if o.RingSize == 0 {
-		o.RingSize = RingSizeDefault
-	}
-	note := func(s string) {
-		if s != "" {
-			notices = append(notices, s)
-		}
-	}
-	f = &Forwarder{}
-	defer func() {
-		if err != nil {
-			f.Close()
-			f = nil
-		}
-	}()
-	fo := ForwarderOptions{NextHop: o.NextHop, Burst: o.Burst}
-	var at [2]PortQueue
-	for i, name := range o.Names {
-		d, err := ProbeDevice(name)
-		if err != nil {
-			return f, nil, err
-		}
-		at[i], fo.MAC[i] = PortQueue{Name: name, Index: d.Index, Queue: o.Queue}, d.MAC
-	}
-	mode, notice, err := ChooseMode(o.Mode, at[:])
-	if err != nil {
-		return f, nil, err
-	}
-	note(notice)
-	frames := 2*SocketFrames(o.RingSize, mode) + 64
-	if fo.UMEM, err = NewUMEM(UMEMOptions{Frames: frames, HugePages: o.HugePages}); err != nil {
-		return f, nil, err
-	}
-	f.close = append(f.close, fo.UMEM.Close)
-	note(fo.UMEM.Notice())
-	if fo.Pool, err = fo.UMEM.NewPool(frames); err != nil {
-		return f, nil, err
-	}
-	tables, err := NewTables()
-	if err != nil {
-		return f, nil, err
-	}
-	f.close = append(f.close, tables.Close)
-	for i, q := range at {
-		s, err := OpenSocket(fo.UMEM, SocketOptions{Port: q, Mode: mode, RingSize: o.RingSize})
-		if err != nil {
-			return f, nil, err
-		}
-		f.close = append(f.close, func() error { return s.Close(fo.Pool) })
-		note(s.Notice())
-		p, err := LoadProgram(ProgramOptions{Tables: tables, Number: i, MAC: fo.MAC[i]})
-		if err != nil {
-			return f, nil, err
-		}
-		f.close = append(f.close, p.Close)
-		if err := p.SetSocket(q.Queue, s.FD()); err != nil {
-			return f, nil, err
-		}
-		s.Service(fo.Pool)
-		notice, err := p.Attach(q.Name, q.Index)
-		if err != nil {
-			return f, nil, err
-		}
-		note(notice)
-		fo.Ports[i] = s
-	}
-	made, err := NewForwarder(fo)
-	if err != nil {
-		return f, nil, err
-	}
-	made.close, f.close = f.close, nil
-	return made, notices, nil
-}
-
-// Close undoes what OpenForwarder made, after Run has ended. It is an error if a frame is missing then.
-func (f *Forwarder) Close() error {
-	var err error
-	for i, undo := range slices.Backward(f.close) {
-		if i == 0 && f.pool != nil && f.pool.Len() != f.umem.Frames() {
-			err = errors.Join(err, fmt.Errorf("forwarder: %d of %d frames came back", f.pool.Len(), f.umem.Frames()))
-		}
-		err = errors.Join(err, undo())
-	}
-	f.close = nil
-	return err
-}
-
-// Ports returns the two sockets, for their counters.
-func (f *Forwarder) Ports() [2]*Socket { return f.ports }
 
 // Poll does one round over both directions and returns how many packets it received.
 func (f *Forwarder) Poll() (work int) {

@@ -5,6 +5,7 @@ package rings
 type Pool struct {
 	free   []uint64 // capacity is fixed
 	excess uint64
+	in     map[uint64]struct{} // the same addresses, in a build with the tag framecheck only
 }
 
 // NewPool returns an empty pool with room for n frames; Put never grows it beyond that. See UMEM.NewPool for a filled one.
@@ -18,6 +19,9 @@ func (p *Pool) Get() (addr uint64, ok bool) {
 	}
 	addr = p.free[n-1]
 	p.free = p.free[:n-1]
+	if frameCheck {
+		delete(p.in, addr)
+	}
 	return addr, true
 }
 
@@ -31,6 +35,9 @@ func (p *Pool) Put(addr uint64) {
 	}
 	p.free = p.free[:n+1]
 	p.free[n] = addr
+	if frameCheck {
+		p.check(addr)
+	}
 }
 
 // Len returns how many frames are free.

@@ -121,5 +121,18 @@ func newChunkSet(frames, chunkSize int) chunkSet {
 	return c
 }
 
-func (c *chunkSet) add(addr uint64)    { c.in[addr>>(c.shift&63)] = 1 }
-func (c *chunkSet) remove(addr uint64) { c.in[addr>>(c.shift&63)] = 0 }
+func (c *chunkSet) add(addr uint64) {
+	i := addr >> (c.shift & 63)
+	if frameCheck {
+		c.check(i, 0)
+	}
+	c.in[i] = 1
+}
+
+func (c *chunkSet) remove(addr uint64) {
+	i := addr >> (c.shift & 63)
+	if frameCheck {
+		c.check(i, 1)
+	}
+	c.in[i] = 0
+}

@@ -297,51 +297,6 @@ func TestForwarderSleepsAndForwardsBothWays(t *testing.T) {
 	g.account("at the end", 0)
 }
 
-func TestOpenForwarderSetsUpAndLeavesNothingBehind(t *testing.T) {
-	ownNamespace(t)
-	var index [2]int
-	var w [2]wire
-	for i, name := range []string{"left", "right"} {
-		var far int
-		index[i], far = veth(t, name+"0", name+"1", 1)
-		w[i] = newWire(t, far)
-	}
-	o := JoinOptions{Names: [2]string{"left0", "right0"}, NextHop: [2]net.HardwareAddr{bcast, theirs}, Mode: Auto, RingSize: 64}
-	for round := range 3 {
-		f, notices, err := OpenForwarder(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(notices) == 0 || !strings.Contains(notices[0], "zero-copy") {
-			t.Errorf("notices %q say nothing of copy mode", notices)
-		}
-		w[0].send(t, ether(macOf(t, index[0]), 0x0800, ip(remote, host, 17, 7, 0, l4(1, 2))))
-		for end := time.Now().Add(time.Second); f.Poll() == 0 && time.Now().Before(end); {
-		}
-		got := w[1].receive(func(p []byte) bool { return p[23] == 17 })
-		if got == nil || !bytes.Equal(got[:6], theirs) {
-			t.Errorf("round %d: got % x", round, got)
-		}
-		if err := f.Close(); err != nil {
-			t.Errorf("round %d: %v", round, err)
-		}
-	}
-	o.Queue = 1
-	if _, _, err := OpenForwarder(o); err == nil || !strings.Contains(err.Error(), "left0 queue 1") {
-		t.Errorf("no such queue: %v", err)
-	}
-	o.Queue, o.NextHop[1] = 0, nil
-	if _, _, err := OpenForwarder(o); err == nil {
-		t.Error("no next hop was accepted")
-	}
-	for i := range index {
-		l, err := netlink.LinkByIndex(index[i])
-		if err != nil || l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached {
-			t.Errorf("port %d has a program left on it (%v)", i, err)
-		}
-	}
-}
-
 func TestAttachFallsBackToGenericWithANotice(t *testing.T) {
 	ownNamespace(t)
 	l, err := netlink.LinkByName("lo") // its driver can't
