@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"pollux/internal/lab"
 	"pollux/internal/packet"
 	"pollux/internal/reason"
@@ -133,6 +135,13 @@ func TestGateway(t *testing.T) {
 		}
 	}
 
+	// Idle means idle.
+	before := processTime(t)
+	time.Sleep(time.Second)
+	if used := processTime(t) - before; used > 100*time.Millisecond {
+		t.Errorf("an idle second took %v of processor time", used)
+	}
+
 	links := 0
 	if err := g.Links(func(nat.LinkInfo) bool { links++; return true }); err != nil || links < 200 {
 		t.Errorf("%d links, %v", links, err)
@@ -158,6 +167,16 @@ func TestGateway(t *testing.T) {
 	if w := g.Workers()[0]; w.Leaked != 0 {
 		t.Errorf("after stop: %+v", w)
 	}
+}
+
+// processTime is the processor time that this process has used.
+func processTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func dropsOf(g *Gateway) map[string]uint64 {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"pollux/internal/clock"
 	"pollux/internal/cpu"
 	"pollux/rings"
@@ -177,4 +179,32 @@ func TestTimersRunWhileAsleep(t *testing.T) {
 		}
 	}
 	t.Fatal("the SYN is still held after 10 s")
+}
+
+// TestPriorityAndCore: the worker's thread alone is pinned and gets FIFO priority.
+func TestPriorityAndCore(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	l, err := StartLoop(r.w, LoopOptions{Core: lastCore(t), Idle: Adaptive, RTPriority: 1})
+	if err != nil {
+		if strings.Contains(err.Error(), "not permitted") {
+			t.Skip(err)
+		}
+		t.Fatal(err)
+	}
+	defer l.Stop()
+	var attr *unix.SchedAttr
+	var cores []int
+	if err := l.Do(func(clock.Tick) bool {
+		attr, err = unix.SchedGetAttr(0, 0)
+		cores, _ = cpu.Affinity()
+		return true
+	}); err != nil || attr == nil {
+		t.Fatal(err)
+	}
+	if attr.Policy != unix.SCHED_FIFO || attr.Priority != 1 || len(cores) != 1 || cores[0] != lastCore(t) {
+		t.Errorf("policy %d, priority %d, cores %v", attr.Policy, attr.Priority, cores)
+	}
+	if mine, err := unix.SchedGetAttr(0, 0); err != nil || mine.Policy != 0 {
+		t.Errorf("the test's own thread: %+v %v", mine, err)
+	}
 }

@@ -33,8 +33,11 @@ func (w *Worker) route(b []nat.Packet, now clock.Tick) {
 	}
 }
 
-// destination reads where a packet goes now, after translation.
+// destination is where a packet goes now, after translation, which changes it on the way in only.
 func destination(p *nat.Packet) packet.Addr {
+	if p.Side == nat.Inside {
+		return p.H.Dst
+	}
 	return packet.Addr(binary.BigEndian.Uint32(p.Data[p.H.L3+16:]))
 }
 

@@ -29,8 +29,8 @@ const (
 	chunkSmall   = 2048
 	chunkLarge   = 4096
 	mtuSmall     = chunkSmall - rings.RXHeadroomBytes - packet.EthernetLen
-	mtuMax       = 3498 // of a 4 KiB page: Ethernet header, headroom and the kernel's own tail are taken off
-	sparedFrames = 1024 // beside those that sockets hold: bursts, held packets, ICMP errors
+	mtuMax       = 3498              // of a 4 KiB page: Ethernet header, headroom and the kernel's own tail are taken off
+	sparedFrames = HoldFrames + 1024 // beside those that sockets and fragments hold: bursts, SYNs, ICMP errors
 )
 
 // Start brings the dataplane up: it probes first and changes nothing when a check fails. The error is one line for people:

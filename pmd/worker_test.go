@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -405,13 +406,8 @@ func TestAccounting(t *testing.T) {
 		}
 		r.poll()
 		r.now = r.now.Add(time.Duration(random.IntN(2000)) * time.Millisecond)
-		for port := range r.sent {
-			for _, f := range r.takeSent(port) {
-				if err := packet.Verify(f); err != nil && random == nil {
-					t.Error(err)
-				}
-			}
-		}
+		r.takeSent(inPort)
+		r.takeSent(outPort)
 	}
 	if r.w.c.forwarded == 0 || len(r.reasons()) < 8 {
 		t.Errorf("forwarded %d, ended %v: this test has lost its grip", r.w.c.forwarded, r.reasons())
@@ -450,4 +446,43 @@ func TestPollAllocatesNothing(t *testing.T) {
 	if r.w.c.answered == 0 || r.w.c.made == 0 || r.w.c.forwarded == 0 {
 		t.Errorf("the round did not do what it should: %+v", r.w.c)
 	}
+}
+
+func TestMemoryArithmetic(t *testing.T) {
+	if err := checkMemory(1000, 200_000); err != nil {
+		t.Error(err)
+	}
+	err := checkMemory(1<<40, 200<<40)
+	if err == nil || !strings.Contains(err.Error(), "200 bytes each") || !strings.Contains(err.Error(), "209715200 MiB") {
+		t.Errorf("said %v", err)
+	}
+}
+
+// FuzzPoll: whatever comes in by either port, no packet and no frame gets lost, and nothing panics.
+func FuzzPoll(f *testing.F) {
+	b := fromInside(host1, 5000)
+	f.Add(b.UDP([]byte("x")), fromOutside(alias1, 5000).UDP(nil), uint16(0))
+	f.Add(syn(b), fromOutside(alias1, 5000).TCP(nil), uint16(7000))
+	f.Add(b.Echo(false, 1, nil), fromOutside(alias1, 5000).Echo(true, 1, nil), uint16(1))
+	f.Add(b.IP(47, []byte("gre")), fromOutside(alias1, 0).ICMP(3, 1, 0, fromOutside(alias1, 5000).UDP(nil)[14:]), uint16(1))
+	first, later := b, b
+	first.MF, later.FragOff = true, 64
+	f.Add(first.UDP(make([]byte, 56)), later.IP(17, make([]byte, 64)), uint16(1))
+	f.Add(b.UDP(make([]byte, 2000)), []byte{1}, uint16(1))
+	r := newRig(f, rigOptions{silent: true, anyMAC: true, rules: func(rules *nat.Rules) {
+		rules.Filtering = nat.PerProtocol{}
+		rules.Target, rules.DenyIncoming = host2, false
+		rules.MSSClamp = 1400
+	}})
+	f.Fuzz(func(t *testing.T, in, out []byte, wait uint16) {
+		r.t = t
+		for _, f := range [][]byte{in, out, in} {
+			if len(f) <= r.umem.ChunkSize() {
+				r.push(inPort, f)
+				r.push(outPort, f)
+			}
+		}
+		r.now = r.now.Add(time.Duration(wait) * time.Millisecond)
+		r.poll()
+	})
 }
