@@ -352,27 +352,26 @@ byte:;
 	}
 
 	__u16 flags = known->flags;
-	enum cause why;
+	enum cause why = TO_WORKER;
 	if (request) {
-		if (byte == BYTE_REDIRECT || !(flags & ADDR_KERNEL))
-			return to_worker(ctx);
-		why = PASS_ECHO;
+		if (byte != BYTE_REDIRECT && flags & ADDR_KERNEL)
+			why = PASS_ECHO;
 	} else if (byte == BYTE_FREE) {
-		if (!(flags & ADDR_KERNEL) || flags & ADDR_TARGET)
-			return to_worker(ctx);
-		why = PASS_FREE;
+		if (flags & ADDR_KERNEL && !(flags & ADDR_TARGET))
+			why = PASS_FREE;
 	} else if (byte == BYTE_KERNEL) {
 		why = PASS_KERNEL_PORT;
-	} else {
-		if (!(flags & ADDR_KERNEL) || row > ROW_UDP || !socket_takes(ctx, row, remote, remote_port, local, local_port))
-			return to_worker(ctx);
+	} else if (flags & ADDR_KERNEL && row <= ROW_UDP && socket_takes(ctx, row, remote, remote_port, local, local_port)) {
 		why = PASS_SOCKET;
 	}
-	if (first_of_many) { // the rest of it has no ports
+	if (first_of_many) { // the rest of it has no ports; an older packet may have had the same id
 		__u8 passed = 1;
-		bpf_map_update_elem(&fragments, &key, &passed, BPF_ANY);
+		if (why == TO_WORKER)
+			bpf_map_delete_elem(&fragments, &key);
+		else
+			bpf_map_update_elem(&fragments, &key, &passed, BPF_ANY);
 	}
-	return pass(why);
+	return why == TO_WORKER ? to_worker(ctx) : pass(why);
 }
 
 SEC("xdp")
