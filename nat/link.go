@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"pollux/internal/clock"
+	"pollux/internal/offheap"
 	"pollux/internal/packet"
 )
 
@@ -95,12 +96,19 @@ func (l *links) get() uint32 {
 	if id != 0 {
 		l.free = l.cold[id].next
 		l.cold[id].next = 0
+		l.prefetch(l.free)
 	} else {
 		id = l.fresh
 		l.fresh++
 	}
 	l.live++
 	return id
+}
+
+// prefetch brings a record near that is needed soon.
+func (l *links) prefetch(id uint32) {
+	at := [...]uintptr{uintptr(unsafe.Pointer(&l.lines[2*id])), uintptr(unsafe.Pointer(&l.lines[2*id+1])), uintptr(unsafe.Pointer(&l.cold[id]))}
+	offheap.Prefetch(at[:])
 }
 
 // put clears a record and frees its id.

@@ -208,6 +208,9 @@ func (s *Shard) Advance(now clock.Tick, budget int) (work int) {
 			}
 		}
 		work++
+		if _, next := s.main.first(); next != 0 {
+			s.prefetch(next)
+		}
 		if s.expired(id, now) {
 			s.counters.Expired++
 			s.unlink(id, now)

@@ -52,7 +52,7 @@ func (s *Shard) touch(b []Packet) {
 //go:noinline
 func (s *Shard) touchMisses(b []Packet) {
 	var at [4 * burst]uintptr
-	var group, host [burst]uint32 // hashes first, then what they lead to
+	var group, host, head [burst]uint32 // hashes first, then what they lead to; a line of the group
 	n := 0
 	guess := s.defaultAlias()
 	for i := range b {
@@ -94,13 +94,24 @@ func (s *Shard) touchMisses(b []Packet) {
 			v = first(&s.groups.index, group[i&(burst-1)])
 		}
 		group[i&(burst-1)] = 0
-		switch {
-		case v&treeBit != 0:
+		if v&treeBit != 0 {
 			group[i&(burst-1)] = s.groups.big[v&^treeBit].root
-			at[n&(4*burst-1)] = uintptr(unsafe.Pointer(&s.lines[2*s.groups.head(v)+in]))
+		}
+		if v != 0 {
+			l := 2*s.groups.head(v) + in
+			head[i&(burst-1)] = l
+			at[n&(4*burst-1)] = uintptr(unsafe.Pointer(&s.lines[l]))
 			n++
-		case v != 0:
-			at[n&(4*burst-1)] = uintptr(unsafe.Pointer(&s.lines[2*v+in]))
+		}
+	}
+	offheap.Prefetch(at[:n])
+
+	n = 0
+	for i := range b { // inbound: the outbound key of the link to come, if it goes where the group's links go
+		if l := head[i&(burst-1)]; l != 0 && b[i].Side == Outside {
+			h := &b[i].H
+			t := makeTuple(Inside, s.lines[l].addr, h.Src, s.lines[l].port, h.SrcPort, h.Proto, false)
+			at[n&(4*burst-1)] = address(&s.exact, s.seed.tuple(t))
 			n++
 		}
 	}
