@@ -45,7 +45,8 @@ type control struct {
 	hopOf    map[hopKey]uint32
 	hopsUsed int // entries ever used; 1 + len(info) in use
 	rested   []restingHop
-	waiting  map[uint32]struct{} // hops that are unresolved or failed
+	waiting  map[uint32]struct{} // hops that are unresolved
+	failed   map[uint32]struct{} // hops that did not answer
 	toAsk    []uint32
 	doomed   []uint32 // hops without users, freed after the next publication
 
@@ -125,6 +126,7 @@ func newControl(t *Table, ports []Port) *control {
 		info:     make([]hopInfo, 1, 64),
 		hopOf:    map[hopKey]uint32{},
 		waiting:  map[uint32]struct{}{},
+		failed:   map[uint32]struct{}{},
 		sets:     newSetStore(),
 		main:     newFIB(),
 		local:    newFIB(),
@@ -294,12 +296,16 @@ func (c *control) setState(i uint32, s hopState) {
 		c.news = true
 		h.setState(s)
 	}
-	if s == hopUnresolved && c.info[i].key.addr.IsValid() || s == hopFailed {
+	delete(c.waiting, i)
+	delete(c.failed, i)
+	switch {
+	case s == hopUnresolved && c.info[i].key.addr.IsValid():
 		c.waiting[i] = struct{}{}
-	} else {
-		delete(c.waiting, i)
-		h.wanted.Store(0)
+		return
+	case s == hopFailed:
+		c.failed[i] = struct{}{}
 	}
+	h.wanted.Store(0)
 }
 
 // askFor queues a request to the kernel; publish sends it.
@@ -348,6 +354,7 @@ func (c *control) free(i uint32) {
 	c.unfile(i)
 	delete(c.hopOf, info.key)
 	delete(c.waiting, i)
+	delete(c.failed, i)
 	c.t.hops[i].setState(hopDead)
 	if info.onLink { // flows to this host may hold it without a route change
 		c.t.stamps.touch(netip.PrefixFrom(info.key.addr, info.key.addr.BitLen()))
@@ -383,7 +390,11 @@ func (c *control) host(k hopKey) {
 		}
 		return
 	}
-	if c.stats.Hops >= len(c.t.hops)-len(c.t.hops)/8 || len(c.waiting) >= c.t.pendingMax {
+	room := len(c.t.hops) - len(c.t.hops)/8 // the rest is for routers
+	if c.stats.Hops >= room {
+		c.evict()
+	}
+	if c.stats.Hops >= room || len(c.waiting) >= c.t.pendingMax {
 		c.stats.HopsRefused++
 		return
 	}
@@ -401,6 +412,22 @@ func (c *control) unmanage() {
 		info := &c.info[i]
 		if p := &c.ports[c.egresses[info.key.egress].port]; info.inUse && info.managed && p.up {
 			c.asks.resolve(p.IfIndex, info.key.addr, false)
+		}
+	}
+}
+
+// evictMax is how many hosts that did not answer make room at once.
+const evictMax = 64
+
+// evict frees hops of on-link hosts that did not answer, so that a scan of empty subnets does not keep others out.
+func (c *control) evict() {
+	n := 0
+	for i := range c.failed {
+		if info := &c.info[i]; info.onLink && info.refs == 0 {
+			c.free(i)
+			if n++; n == evictMax {
+				return
+			}
 		}
 	}
 }
@@ -436,27 +463,33 @@ func (c *control) takeRequests() (any bool) {
 // tick does what is due and says when to come again.
 func (c *control) tick() (next time.Duration) {
 	for i := range c.waiting {
-		info, h := &c.info[i], &c.t.hops[i]
-		switch h.state.Load() & stateLow {
-		case hopUnresolved:
-			switch {
-			case info.asked < info.since: // not asked since it became unresolved
-				if c.demanded(i) {
-					c.askFor(i)
-				}
-			case c.now-info.asked >= askGiveUp:
-				c.setState(i, hopFailed)
-			}
-		case hopFailed:
-			if c.now-max(info.since, info.asked) >= askAgain && c.demanded(i) {
+		info := &c.info[i]
+		switch {
+		case info.asked < info.since: // not asked since it became unresolved
+			if c.demanded(i) {
 				c.askFor(i)
 			}
+		case c.now-info.asked >= askGiveUp:
+			c.setState(i, hopFailed)
+		}
+	}
+	for i := range c.failed {
+		info, h := &c.info[i], &c.t.hops[i]
+		if c.now-max(info.since, info.asked) < askAgain {
+			continue
+		}
+		if h.state.Load()&usedBit != 0 { // each further try needs a packet since the last
+			h.state.And(^uint32(usedBit))
+			info.idle = 0
+			c.askFor(i)
+		} else if info.refs > 0 {
+			c.askFor(i)
 		}
 	}
 	if c.now-c.lastSweep >= sweepEvery {
 		c.sweep()
 	}
-	if len(c.waiting) > 0 {
+	if len(c.waiting)+len(c.failed) > 0 {
 		return tickWaiting
 	}
 	return c.lastSweep + sweepEvery - c.now

@@ -5,11 +5,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"pollux/internal/packet"
 )
@@ -136,7 +139,25 @@ func TestOnLinkBounded(t *testing.T) {
 	if len(b.m.fake.asked) > pendingMax+1 {
 		t.Errorf("the kernel was asked %d times", len(b.m.fake.asked))
 	}
-	// They fail, idle away, and make room.
+	// Those that have failed are no obstacle to new ones, up to the room that hosts may take.
+	for i := range 1 << 16 {
+		b.route(nil, packet.Addr(192<<24|i).Netip(), 1)
+		if i%512 == 511 {
+			b.step(4 * time.Second)
+		}
+	}
+	if s = b.table.Stats(); s.Hops < 2500 || s.Hops > 4096*7/8+1 {
+		t.Errorf("%d hops, want 7 of 8 of 4096 at most", s.Hops)
+	}
+	b.route(nil, netip.MustParseAddr("192.0.99.99"), 1)
+	b.step(reuseAfter)
+	b.route(nil, netip.MustParseAddr("192.0.99.99"), 1)
+	b.resolve(netip.MustParseAddr("192.0.99.99"), neighValid)
+	b.step(time.Millisecond)
+	if v := b.verdict("192.0.99.99"); v != OK {
+		t.Errorf("a host that answers, amid 65k that do not: verdict %d", v)
+	}
+	// They idle away.
 	for range idleSweeps + 2 {
 		b.step(sweepEvery)
 	}
@@ -411,6 +432,35 @@ func TestAnnouncement(t *testing.T) {
 	want := "ffffffffffff020000000007" + "0806" + "0001080006040001" + "020000000007c000024d" + "000000000000c000024d"
 	if got := hex.EncodeToString(frame[:n]); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// The first packet to an on-link host asks for its hop and wakes the control goroutine: without allocating, and only once.
+func TestRequestDoesNotAllocate(t *testing.T) {
+	b := hostBed(t, 256)
+	var err error
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.table.wakeup = os.NewFile(uintptr(fd), "eventfd")
+	defer b.table.wakeup.Close()
+	a := packet.Addr(192<<24 | 1)
+	n := testing.AllocsPerRun(100, func() {
+		a++
+		b.table.asleep.Store(1)
+		b.view.Route(nil, 0, 1, a, 1)
+		b.view.Route(nil, 0, 1, a, 1)
+	})
+	if n != 0 {
+		t.Errorf("allocates %v times", n)
+	}
+	if r := b.view.C.Requests; r != 101 { // AllocsPerRun runs once more to warm up
+		t.Errorf("%d requests for 101 hosts", r)
+	}
+	var count [8]byte
+	if _, err := b.table.wakeup.Read(count[:]); err != nil || count[0] != 101 {
+		t.Errorf("%d wake-ups (%v), want one for each sleep", count[0], err)
 	}
 }
 

@@ -182,7 +182,8 @@ type Stats struct {
 	Routes      int    // in the tables now, IPv4 and IPv6, the kernel's own addresses not counted
 	PathSets    int    // different sets of next hops among them
 	Hops        int    // next hops in use
-	Waiting     int    // of these, unresolved or failed
+	Waiting     int    // of these, unresolved
+	Failed      int    // of these, not answering
 	HopsRefused uint64 // on-link hosts refused because too many are unresolved or the array is full
 	Asked       uint64 // requests to the kernel to resolve a neighbour
 	AskErrors   uint64 // and refused by it
@@ -199,7 +200,7 @@ func (t *Table) Stats() Stats {
 	s := t.c.stats
 	s.Routes = t.c.main.table.Size()
 	s.PathSets = len(t.c.sets.byKey)
-	s.Waiting = len(t.c.waiting)
+	s.Waiting, s.Failed = len(t.c.waiting), len(t.c.failed)
 	return s
 }
 
