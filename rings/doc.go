@@ -1,5 +1,5 @@
-// Package rings is pollux's own AF_XDP binding: UMEM, frames, the four rings, sockets, and the XDP program; and the
-// single-producer single-consumer ring between workers. It knows nothing of NAT.
+// Package rings is pollux's own AF_XDP binding: UMEM, frames, the four rings, sockets, and the XDP program that decides
+// whose a packet is. It knows nothing of NAT.
 //
 // # The life of a frame
 //
@@ -10,7 +10,8 @@
 //	  └──────────────────────────────Service──────────────────── completion ring <──────────────────────────────┘
 //
 // A Socket keeps a set of the chunks it has handed to the kernel and not got back, so that Close can return every one of
-// them, and counts them by place (Frames), so that a leak of a single frame shows.
+// them, and counts them by place (Frames), so that a leak of a single frame shows. A build with the tag framecheck stops
+// at the first frame that would be in two places.
 //
 // # The shared words
 //
@@ -35,6 +36,12 @@
 //
 // fill.consumer is never read: a worker fills no more frames than it has received back (row K1 tells it), and the ring has
 // room for all that it gave. For the same reason Transmit needs no tx.consumer: it counts completions.
+//
+// # Around a socket
+//
+// ProbeKernel and ProbeDevice say before a start what is missing. A UMEM is made first, a Pool of its frames for each
+// worker; ChooseMode, then OpenSocket for each port and queue; Tables for all ports and one Program for each, SetSocket,
+// Service (which fills the ring), Attach. Backwards to stop: Program.Close, Socket.Close, Tables.Close, UMEM.Close.
 //
 // # Who may call what
 //
