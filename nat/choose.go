@@ -27,26 +27,19 @@ func (s *Shard) admit(n *newLink, now clock.Tick) reason.Reason {
 		return reason.HostLimit
 	}
 	if s.limits.NewLinksPerHost > 0 {
-		ok := h.take(s.hostRate(), now)
-		if h.links == 0 {
-			s.hosts.enqueue(id)
-		}
-		if !ok {
+		if !h.take(s.hostRate(), now) {
+			if h.links == 0 {
+				s.hosts.enqueue(id)
+			}
 			return reason.HostRate
 		}
 	}
+	h.links++ // from here on: removing dead links on the way must not let go of the host
 	return reason.None
 }
 
 // hostRate is the limit of new links per second and host.
 func (s *Shard) hostRate() uint32 { return uint32(min(s.limits.NewLinksPerHost, 4_000_000)) }
-
-// unadmit forgets a host that got nothing.
-func (s *Shard) unadmit(n *newLink, now clock.Tick) {
-	if h := &s.hosts.list[n.host]; n.host != 0 && h.links == 0 && h.queued == 0 {
-		s.hosts.drop(n.host)
-	}
-}
 
 // choose finds the alias endpoint of a new outbound link: a redirect's, the mapping's, an address redirect's, or a free port.
 func (s *Shard) choose(n *newLink, rule, static uint32, now clock.Tick) reason.Reason {

@@ -75,7 +75,8 @@ func (s *Shard) requeued(id uint32) bool {
 	return true
 }
 
-// create makes a link as the newest of its group and returns its id. The caller has checked that there is room.
+// create makes a link as the newest of its group and returns its id. The caller has checked that there is room, and has
+// charged the host for a link that it opens.
 func (s *Shard) create(n *newLink, now clock.Tick) uint32 {
 	id := s.get()
 	lo, li := &s.lines[2*id], &s.lines[2*id+1]
@@ -135,9 +136,6 @@ func (s *Shard) create(n *newLink, now clock.Tick) uint32 {
 		s.enterMapping(id)
 	}
 	s.queue(id)
-	if n.flags&flagInbound == 0 && n.host != 0 {
-		s.hosts.list[n.host].links++
-	}
 	s.counters.Created++
 	s.counters.State[c.state]++
 	s.counters.Proto[protoIndex(n.proto)]++

@@ -149,7 +149,7 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 		return
 	}
 	if why := s.choose(&n, rule, static, now); why != reason.None {
-		s.unadmit(&n, now)
+		s.leaveHost(local.Addr, now)
 		s.refuse(p, why)
 		return
 	}

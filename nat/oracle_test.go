@@ -400,3 +400,131 @@ func (w *world) wantEmpty() {
 		}
 	}
 }
+
+// TestRuleChangesAgainstOracle changes rules at random under live flows: what stands stays exactly as it was, all else is
+// absent at once, and everything comes back in the end.
+func TestRuleChangesAgainstOracle(t *testing.T) {
+	type flow struct {
+		local  Local
+		remote Remote
+		alias  Alias
+		rule   int // redirect that made it, -1: none
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		aliases := []packet.Addr{pub1, pub2, pub9}
+		redirects := []RedirectPort{
+			{Proto: packet.ProtoUDP, Public: Alias{pub1, 80}, Local: []Local{{prv1, 80}}},
+			{Proto: packet.ProtoUDP, Public: Alias{pub1, 80}, Remote: Remote{ext1, 0}, Local: []Local{{prv2, 81}}},
+			{Proto: packet.ProtoUDP, Public: Alias{pub2, 80}, Local: []Local{{prv1, 82}, {prv2, 82}}},
+		}
+		choice := func(r *Rules) (rules []int) {
+			r.Alias, r.RedirectPort = nil, nil
+			for _, a := range aliases {
+				if rapid.IntRange(0, 3).Draw(rt, "alias") > 0 {
+					r.Alias = append(r.Alias, a)
+				}
+			}
+			for i, d := range redirects {
+				if rapid.Bool().Draw(rt, "redirect") {
+					r.RedirectPort = append(r.RedirectPort, d)
+					rules = append(rules, i)
+				}
+			}
+			r.MSSClamp = rapid.IntRange(0, 2).Draw(rt, "other")
+			return rules
+		}
+		var rules []int
+		w := newWorld(t, func(o *Options) { rules = choice(&o.Rules); o.Limits.Links = 40 })
+		defer func() { _ = w.s.Close() }()
+		flows := map[string]*flow{} // by what identifies it from outside
+		for range rapid.IntRange(1, 120).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 5).Draw(rt, "what") {
+			case 0:
+				r := w.s.rules
+				rules = choice(&r)
+				if err := w.s.SetRules(r, w.now); err != nil {
+					rt.Fatal(err)
+				}
+				for k, f := range flows {
+					// Links on an address that leaves the pool die; those of a redirect that goes, too.
+					gone := f.rule >= 0 && !slices.Contains(rules, f.rule) || f.rule < 0 && !slices.Contains(r.Alias, f.alias.Addr)
+					if gone {
+						delete(flows, k)
+					}
+				}
+				// An address that left the pool while a redirect still publishes it takes that redirect's links along.
+				for k, f := range flows {
+					p := &Packet{Data: udp(f.remote.Addr, f.remote.Port, f.alias.Addr, f.alias.Port), Side: Outside}
+					packet.Parse(p.Data, &p.H)
+					if _, ok := w.s.Lookup(p); !ok && f.rule >= 0 && !slices.Contains(r.Alias, f.alias.Addr) {
+						delete(flows, k)
+					}
+				}
+			case 1:
+				w.s.Advance(w.now, rapid.IntRange(1, 20).Draw(rt, "budget"))
+			case 2, 3:
+				f := &flow{local: Local{prv1 + packet.Addr(rapid.IntRange(2, 5).Draw(rt, "host")), uint16(rapid.IntRange(5000, 5003).Draw(rt, "port"))},
+					remote: Remote{ext2, uint16(rapid.IntRange(1, 3).Draw(rt, "rport"))}, rule: -1}
+				p := w.send(Inside, udp(f.local.Addr, f.local.Port, f.remote.Addr, f.remote.Port))
+				if len(w.s.rules.Alias) == 0 && p.Verdict != Forward {
+					continue
+				}
+				if p.Verdict == Answer && p.Reason == reason.TableFull && len(flows) >= 40 {
+					continue
+				}
+				if p.Verdict != Forward {
+					rt.Fatalf("outbound verdict %d %v, %d flows", p.Verdict, p.Reason, len(flows))
+				}
+				src, _ := ends(p)
+				f.alias = Alias(src)
+				k := fmt.Sprint(f.remote, f.alias)
+				if old := flows[k]; old != nil && old.local != f.local {
+					rt.Fatalf("%v shares %v with %v", f.local, f.alias, old.local)
+				}
+				for _, old := range flows {
+					if old.local == f.local && old.alias != f.alias && old.rule < 0 {
+						rt.Fatalf("mapping of %v moved from %v to %v", f.local, old.alias, f.alias)
+					}
+				}
+				flows[k] = f
+			case 4:
+				at := rapid.IntRange(0, 1).Draw(rt, "pub")
+				f := &flow{remote: Remote{[]packet.Addr{ext1, ext2}[rapid.IntRange(0, 1).Draw(rt, "client")], uint16(rapid.IntRange(10, 13).Draw(rt, "rport"))},
+					alias: Alias{aliases[at], 80}}
+				k := fmt.Sprint(f.remote, f.alias)
+				f.rule = map[bool]int{true: 2, false: 0}[at == 1]
+				if at == 0 && f.remote.Addr == ext1 && slices.Contains(rules, 1) {
+					f.rule = 1
+				}
+				p := w.send(Outside, udp(f.remote.Addr, f.remote.Port, f.alias.Addr, f.alias.Port))
+				old := flows[k]
+				switch {
+				case old == nil && !slices.Contains(rules, f.rule):
+					if p.Verdict == Forward {
+						rt.Fatalf("%v let in without a redirect", f)
+					}
+					continue
+				case old == nil && p.Verdict == Drop && p.Reason == reason.TableFull && len(flows) >= 40:
+					continue
+				}
+				if p.Verdict != Forward {
+					rt.Fatalf("inbound %v (was %v): verdict %d %v", f, old, p.Verdict, p.Reason)
+				}
+				_, dst := ends(p)
+				if f.local = Local(dst); old == nil {
+					flows[k] = f
+				} else if old.local != f.local {
+					rt.Fatalf("flow moved from %v to %v", old.local, f.local)
+				}
+			case 5:
+				for _, f := range flows {
+					if got := w.in(udp(f.remote.Addr, f.remote.Port, f.alias.Addr, f.alias.Port)); got != f.local {
+						rt.Fatalf("%v answered to %v", f, got)
+					}
+				}
+			}
+		}
+		w.pass(time.Hour)
+		w.wantEmpty()
+	})
+}

@@ -64,7 +64,7 @@ func (s *Shard) MakeDynamic(id uint32, now clock.Tick) error {
 	if !r.oneShot {
 		r.oneShot, r.config = true, false
 		r.death = now + clock.Tick(s.ruleLife(r.proto))
-		s.table.oneShot++
+		s.table.mortal(r.death)
 	}
 	return nil
 }
@@ -124,11 +124,20 @@ func (s *Shard) dropRule(at uint32) {
 
 // endOneShots ends expectations that nothing met in time.
 func (s *Shard) endOneShots(now clock.Tick) (work int) {
-	for i := range s.table.list {
-		if r := &s.table.list[i]; r.oneShot && now.After(r.death) {
+	x := &s.table
+	if !now.After(x.death) {
+		return 0
+	}
+	x.death = now + 1<<30
+	for i := range x.list {
+		switch r := &x.list[i]; {
+		case !r.oneShot:
+		case now.After(r.death):
 			s.dropRule(uint32(i))
-			work++
+		case r.death.Before(x.death):
+			x.death = r.death
 		}
+		work++
 	}
 	return work
 }

@@ -78,7 +78,8 @@ type rules struct {
 	ports   [classes]int // how many port rules a class has
 	addrs   int
 	serial  uint32
-	oneShot int // how many rules can end by themselves
+	oneShot int        // how many rules can end by themselves
+	death   clock.Tick // not later than the first of their ends
 }
 
 func newRules(s *seed) rules {
@@ -151,9 +152,17 @@ func (x *rules) add(r rule) uint32 {
 		x.addrs++
 	}
 	if r.oneShot {
-		x.oneShot++
+		x.mortal(r.death)
 	}
 	return at
+}
+
+// mortal counts in a rule that ends by itself.
+func (x *rules) mortal(death clock.Tick) {
+	if x.oneShot == 0 || death.Before(x.death) {
+		x.death = death
+	}
+	x.oneShot++
 }
 
 // chain enters the rule at a place of the list into both indexes, in front of older ones with the same key.

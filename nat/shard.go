@@ -260,13 +260,7 @@ func (s *Shard) Due() (at clock.Tick, ok bool) {
 	if s.hosts.idle != 0 {
 		sooner(s.hosts.list[s.hosts.idle].at+clock.PerSecond, true)
 	}
-	if s.table.oneShot != 0 {
-		for i := range s.table.list {
-			if r := &s.table.list[i]; r.oneShot {
-				sooner(r.death+1, true)
-			}
-		}
-	}
+	sooner(s.table.death+1, s.table.oneShot != 0)
 	return at, ok
 }
 

@@ -84,10 +84,10 @@ func (s *Shard) touchMisses(b []Packet) {
 	n = 0
 	for i := range b {
 		if host[i&(burst-1)] != 0 {
-			if id := first(&s.hosts.index, host[i&(burst-1)]); id != 0 {
-				at[n&(4*burst-1)] = uintptr(unsafe.Pointer(&s.hosts.list[id]))
-				n++
-			}
+			id := first(&s.hosts.index, host[i&(burst-1)])
+			host[i&(burst-1)] = id
+			at[n&(4*burst-1)] = uintptr(unsafe.Pointer(&s.hosts.list[id]))
+			n++
 		}
 		v := uint32(0)
 		if group[i&(burst-1)] != 0 {
@@ -107,7 +107,17 @@ func (s *Shard) touchMisses(b []Packet) {
 	offheap.Prefetch(at[:n])
 
 	n = 0
-	for i := range b { // inbound: the outbound key of the link to come, if it goes where the group's links go
+	for i := range b {
+		if id := host[i&(burst-1)]; id != 0 { // outbound: the guess was wrong about the alias address
+			h := &b[i].H
+			if a := s.hosts.list[id].alias; a != 0 && a != guess {
+				t := makeTuple(Outside, h.Dst, a, h.DstPort, h.SrcPort, h.Proto, false)
+				at[n&(4*burst-1)] = address(&s.exact, s.seed.tuple(t))
+				at[(n+1)&(4*burst-1)] = address(&s.groups.index, s.groups.hashOf(Alias{a, h.SrcPort}, h.Proto))
+				n += 2
+			}
+		}
+		// inbound: the outbound key of the link to come, if it goes where the group's links go
 		if l := head[i&(burst-1)]; l != 0 && b[i].Side == Outside {
 			h := &b[i].H
 			t := makeTuple(Inside, s.lines[l].addr, h.Src, s.lines[l].port, h.SrcPort, h.Proto, false)
