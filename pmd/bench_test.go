@@ -46,7 +46,7 @@ func (p *benchPort) Receive(b []rings.Frame) int {
 		f := &p.flows[p.next]
 		p.next = (p.next + 1) & (benchOrder - 1)
 		p.frame = (p.frame + 1) & (benchFrames - 1)
-		b[i] = rings.Frame{Addr: p.frame << 12, Len: benchLen}
+		b[i] = rings.Frame{Addr: p.frame << 11, Len: benchLen}
 		d := (*[benchLen]byte)(p.umem.Data(b[i]))
 		binary.LittleEndian.PutUint64(d[0:], 0x0002020100000002)  // MACs: the port's is 02:00:00:00:01:02
 		binary.LittleEndian.PutUint64(d[8:], 0x0045000800000000)  // ethertype, version
@@ -120,7 +120,7 @@ func reportCPU(b *testing.B) func() {
 
 // benchWorker makes a worker with n established flows.
 func benchWorker(b *testing.B, n int) (*Worker, [2]*benchPort) {
-	r := newRig(b, rigOptions{frames: benchFrames, links: n, silent: true, rules: func(rules *nat.Rules) {
+	r := newRig(b, rigOptions{frames: benchFrames, chunk: 2048, links: n, silent: true, rules: func(rules *nat.Rules) {
 		rules.Mapping.UDP = nat.AddressAndPortDependent
 		for i := range 31 {
 			rules.Alias = append(rules.Alias, alias1+packet.Addr(i+1))

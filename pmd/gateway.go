@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"pollux/internal/clock"
+	"pollux/internal/cpu"
 	"pollux/internal/reason"
 	"pollux/lport"
 	"pollux/nat"
@@ -21,7 +22,9 @@ type Gateway struct {
 	ports []*gatewayPort
 	core  int
 	queue int
-	mode  rings.Mode
+
+	confined bool // the process's other threads were moved off the core
+	mode     rings.Mode
 
 	frames int // of the UMEM
 	umem   *rings.UMEM
@@ -358,6 +361,11 @@ func (g *Gateway) tearDown() error {
 	}
 	if g.umem != nil {
 		errs = append(errs, g.umem.Close())
+	}
+	if g.confined {
+		if allowed, err := cpu.Allowed(); err == nil {
+			errs = append(errs, cpu.ConfineProcess(allowed))
+		}
 	}
 	g.space.close()
 	return errors.Join(errs...)

@@ -369,3 +369,51 @@ func TestPuntReachesTheKernel(t *testing.T) {
 		t.Errorf("%d punted", n)
 	}
 }
+
+// TestGatewayUnderGarbageCollection: collections every 10 ms, idle and during a transfer, over real sockets, with either
+// idle policy.
+func TestGatewayUnderGarbageCollection(t *testing.T) {
+	l := newLab(t, lab.Options{})
+	in, out := l.Inside[0], l.Outside[0]
+	files, err := lab.ServeFiles(out.Namespace, ":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	for name, idle := range map[string]Idle{"spin": Spin, "adaptive": Adaptive} {
+		t.Run(name, func(t *testing.T) {
+			o := labOptions()
+			o.Idle = idle
+			g, err := startIn(t, l, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop := make(chan struct{})
+			defer close(stop)
+			go func() {
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(10 * time.Millisecond):
+						runtime.GC()
+					}
+				}
+			}()
+			ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+			defer cancel()
+			time.Sleep(300 * time.Millisecond)
+			if tr, err := lab.Download(ctx, in.Namespace, out.Addr.String()+":80", 10<<20); err != nil {
+				t.Errorf("download: %+v %v, drops %v", tr, err, dropsOf(g))
+			}
+			start := time.Now()
+			w := g.Workers()[0]
+			if took := time.Since(start); took > time.Second || w.Leaked != 0 {
+				t.Errorf("asking the worker took %v, %d frames leaked", took, w.Leaked)
+			}
+			if err := g.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

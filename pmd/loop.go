@@ -134,9 +134,6 @@ func (l *Loop) wake() {
 	}
 }
 
-// Wake gets a sleeping worker to look at its ports, timers and neighbours.
-func (l *Loop) Wake() { l.wake() }
-
 func (l *Loop) run(started chan<- error) {
 	runtime.LockOSThread() // and never unlocked: a pinned thread dies with its goroutine
 	defer l.end()

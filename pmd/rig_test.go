@@ -57,6 +57,7 @@ type rigOptions struct {
 	punt     bool
 	silent   bool // do not keep what is sent
 	ring     int
+	chunk    int
 	anyMAC   bool
 	finished func(uint64, []byte, reason.Reason, bool)
 }
@@ -69,6 +70,9 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if o.links == 0 {
 		o.links = 4096
 	}
+	if o.chunk == 0 {
+		o.chunk = 4096
+	}
 	if o.ring == 0 {
 		o.ring = 1024
 	}
@@ -80,7 +84,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 			t.Fatal(err)
 		}
 	}
-	r.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: o.frames, ChunkSize: 4096, HugePages: true})
+	r.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: o.frames, ChunkSize: o.chunk, HugePages: true})
 	check()
 	t.Cleanup(func() { r.umem.Close() })
 	r.pool, err = r.umem.NewPool(o.frames)

@@ -38,7 +38,7 @@ const (
 func Start(o Options) (*Gateway, error) {
 	g := &Gateway{o: o, quit: make(chan struct{}), done: make(chan struct{}), space: namespace{-1}}
 	for _, step := range []func() error{
-		g.resolve, g.probe, g.openTables, g.openRoutes, g.openShard, g.openSockets, g.loadPrograms, g.startWorker, g.attach,
+		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShard, g.openSockets, g.loadPrograms, g.startWorker, g.attach,
 	} {
 		if err := step(); err != nil {
 			if undo := g.Stop(); undo != nil {
@@ -151,6 +151,20 @@ func (g *Gateway) probe() (err error) {
 		return errors.New("ports: at least one inside and one outside port are needed")
 	}
 	return nil
+}
+
+// keepAway keeps the process's other threads off the worker's core: collector, control goroutines, netlink.
+func (g *Gateway) keepAway() error {
+	allowed, err := cpu.Allowed()
+	if err != nil {
+		return err
+	}
+	others := slices.DeleteFunc(allowed, func(c int) bool { return c == g.core })
+	if len(others) == 0 {
+		return nil
+	}
+	g.confined = true
+	return cpu.ConfineProcess(others)
 }
 
 // openTables makes the owner table that workers and XDP programs share.

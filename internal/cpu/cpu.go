@@ -1,6 +1,6 @@
 // Package cpu places threads: which cores the process may use, on which NUMA node a core or a netdev is, and affinity and
-// FIFO priority of the calling thread. Everything that changes something changes the calling thread only, so the caller
-// locks it first (runtime.LockOSThread) and keeps it locked: threads that the runtime clones later do not inherit it.
+// FIFO priority of threads. Pin and SetFIFO change the calling thread only, so the caller locks it first
+// (runtime.LockOSThread) and keeps it locked: threads that the runtime clones later do not inherit from it.
 package cpu
 
 import (
@@ -41,10 +41,35 @@ func cores(set *unix.CPUSet) []int {
 }
 
 // Pin confines the calling thread to one core.
-func Pin(core int) error { return Confine([]int{core}) }
+func Pin(core int) error { return confine(0, []int{core}) }
 
-// Confine confines the calling thread to some cores.
-func Confine(list []int) error {
+// ConfineProcess confines every thread that the process has now to some cores; threads made later inherit that from the
+// thread that makes them. Threads that shall run elsewhere are pinned afterwards.
+func ConfineProcess(list []int) error {
+	done := map[int]bool{}
+	for fresh := true; fresh; { // again until no new thread was cloned by one that was still unconfined
+		fresh = false
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return fmt.Errorf("list the process's threads: %w", err)
+		}
+		for _, t := range tasks {
+			tid, err := strconv.Atoi(t.Name())
+			if err != nil || done[tid] {
+				continue
+			}
+			if err := confine(tid, list); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+			done[tid], fresh = true, true
+		}
+	}
+	return nil
+}
+
+// confine sets the affinity of a thread, 0: the calling one.
+func confine(tid int, list []int) error {
+	names := strings.Trim(fmt.Sprint(list), "[]")
 	var set unix.CPUSet
 	set.Zero()
 	for _, c := range list {
@@ -53,12 +78,12 @@ func Confine(list []int) error {
 		}
 		set.Set(c)
 	}
-	err := unix.SchedSetaffinity(0, &set)
+	err := unix.SchedSetaffinity(tid, &set)
 	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("core %s is not to be had: %v are allowed", strings.Trim(fmt.Sprint(list), "[]"), atStart)
+		return fmt.Errorf("core %s is not to be had: %v are allowed", names, atStart)
 	}
 	if err != nil {
-		return fmt.Errorf("pin to core %s: %w", strings.Trim(fmt.Sprint(list), "[]"), err)
+		return fmt.Errorf("pin to core %s: %w", names, err)
 	}
 	return nil
 }

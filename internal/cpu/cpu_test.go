@@ -1,9 +1,12 @@
 package cpu
 
 import (
+	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,4 +87,34 @@ func TestNodeOfAVirtualDevice(t *testing.T) {
 	if c := NodeCores(1 << 20); c != nil {
 		t.Errorf("NodeCores of no node = %v", c)
 	}
+}
+
+func TestConfineProcess(t *testing.T) {
+	all, err := Allowed()
+	if err != nil || len(all) < 2 {
+		t.Skipf("needs two cores: %v %v", all, err)
+	}
+	defer ConfineProcess(all)
+	for range 8 { // more threads
+		go locked(func() { time.Sleep(50 * time.Millisecond) })
+	}
+	if err := ConfineProcess(all[:1]); err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		tid, _ := strconv.Atoi(task.Name())
+		var set unix.CPUSet
+		if unix.SchedGetaffinity(tid, &set) == nil && (set.Count() != 1 || !set.IsSet(all[0])) {
+			t.Errorf("thread %d may run on %v", tid, cores(&set))
+		}
+	}
+	locked(func() {
+		if got, _ := Affinity(); !slices.Equal(got, all[:1]) {
+			t.Errorf("a later thread may run on %v", got)
+		}
+	})
 }
