@@ -9,9 +9,10 @@ import (
 
 // tuple is a packet's 5-tuple as it is seen on one side: addresses, then ports, protocol, side, and for ICMP queries whether
 // it asks or answers. Two words, compared as such.
+// The order of fields is that of packet.Headers, so that the compiler makes one load of two.
 type tuple struct {
-	addrs uint64 // source << 32 | destination
-	ports uint64 // source << 16 | destination, then from bit 32: protocol (8 bits), side (1), request (1)
+	addrs uint64 // source | destination << 32
+	ports uint64 // source | destination << 16, then from bit 32: protocol (8 bits), side (1), request (1)
 }
 
 const (
@@ -22,8 +23,8 @@ const (
 // makeTuple builds the key of a packet that travels from src to dst as seen on side.
 func makeTuple(side Side, src, dst packet.Addr, sport, dport uint16, proto uint8, request bool) tuple {
 	t := tuple{
-		addrs: uint64(src)<<32 | uint64(dst),
-		ports: uint64(sport)<<16 | uint64(dport) | uint64(proto)<<32 | uint64(side)<<40,
+		addrs: uint64(src) | uint64(dst)<<32,
+		ports: uint64(sport) | uint64(dport)<<16 | uint64(proto)<<32 | uint64(side)<<40,
 	}
 	if request {
 		t.ports |= requestBit
@@ -31,10 +32,10 @@ func makeTuple(side Side, src, dst packet.Addr, sport, dport uint16, proto uint8
 	return t
 }
 
-func (t tuple) src() packet.Addr { return packet.Addr(t.addrs >> 32) }
-func (t tuple) dst() packet.Addr { return packet.Addr(t.addrs) }
-func (t tuple) sport() uint16    { return uint16(t.ports >> 16) }
-func (t tuple) dport() uint16    { return uint16(t.ports) }
+func (t tuple) src() packet.Addr { return packet.Addr(t.addrs) }
+func (t tuple) dst() packet.Addr { return packet.Addr(t.addrs >> 32) }
+func (t tuple) sport() uint16    { return uint16(t.ports) }
+func (t tuple) dport() uint16    { return uint16(t.ports >> 16) }
 func (t tuple) proto() uint8     { return uint8(t.ports >> 32) }
 func (t tuple) request() bool    { return t.ports&requestBit != 0 }
 
@@ -45,11 +46,17 @@ func asks(h *packet.Headers) bool { return h.ICMPType == 8 || h.ICMPType == 13 }
 // fragments, ICMP errors, anything that is not IPv4.
 func tupleOf(p *Packet) (t tuple, ok bool) {
 	h := &p.H
-	t.addrs = uint64(h.Src)<<32 | uint64(h.Dst)
-	t.ports = uint64(h.SrcPort)<<16 | uint64(h.DstPort) | uint64(h.Proto)<<32 | uint64(p.Side)<<40
-	switch h.Kind {
-	case packet.KindTCP, packet.KindUDP:
+	t.addrs = uint64(h.Src) | uint64(h.Dst)<<32
+	t.ports = uint64(h.SrcPort) | uint64(h.DstPort)<<16 | uint64(h.Proto)<<32 | uint64(p.Side)<<40
+	if h.Kind == packet.KindTCP || h.Kind == packet.KindUDP {
 		return t, true
+	}
+	return t.other(h)
+}
+
+// other finishes the key of a packet that is neither TCP nor UDP.
+func (t tuple) other(h *packet.Headers) (tuple, bool) {
+	switch h.Kind {
 	case packet.KindICMPQuery:
 		if asks(h) {
 			t.ports |= requestBit

@@ -89,16 +89,10 @@ func (s *Shard) known(p *Packet, n uint32, now clock.Tick) {
 	if h.Kind == packet.KindTCP {
 		s.segment(id, direction, p, now)
 	}
-	l := &s.lines[n]
+	s.forward(p, &s.lines[n], direction, now)
 	if direction == out && s.has(id, flagHairpin) {
-		rewrite(p, l, out, (*[20]byte)(p.Data[h.L3:]))
-		l.last = now
-		l.packets++
-		l.bytes += uint64(h.Len)
-		p.Hop = &l.hop
-		p.Verdict, p.Reason = Again, 0
-	} else {
-		s.forward(p, l, direction, now)
+		p.Data[h.L3+8]++ // the second pass takes from the TTL; the stored delta knows
+		p.Verdict = Again
 	}
 	if mss := s.rules.MSSClamp; mss != 0 && h.TCPFlags&packet.TCPSyn != 0 {
 		packet.ClampMSS(p.Data, h, uint16(min(mss, 0xffff)))

@@ -69,24 +69,13 @@ func (s *Shard) Hit(p *Packet, now clock.Tick) bool {
 	return true
 }
 
-// forward rewrites the frame by a line's deltas and touches the line.
+// forward rewrites the frame by a line's deltas and touches the line: outbound packets get another source, inbound ones
+// another destination.
 func (s *Shard) forward(p *Packet, l *line, direction uint32, now clock.Tick) {
 	h := &p.H
+	side := direction & 1
 	ip := (*[20]byte)(p.Data[h.L3:])
 	ip[8]--
-	rewrite(p, l, direction, ip)
-	l.last = now
-	l.packets++
-	l.bytes += uint64(h.Len)
-	p.Hop = &l.hop
-	p.Verdict = Forward
-	p.Reason = 0
-}
-
-// rewrite puts the line's address and port into the frame: the source's for outbound packets, the destination's for inbound.
-func rewrite(p *Packet, l *line, direction uint32, ip *[20]byte) {
-	h := &p.H
-	side := direction & 1
 	binary.BigEndian.PutUint16(ip[10:12], packet.ApplyDelta(binary.BigEndian.Uint16(ip[10:12]), l.ip))
 	binary.BigEndian.PutUint32(ip[12+4*side:16+4*side], uint32(l.addr))
 	switch h.Kind {
@@ -103,4 +92,10 @@ func rewrite(p *Packet, l *line, direction uint32, ip *[20]byte) {
 		binary.BigEndian.PutUint16(u[4:6], l.port)
 		binary.BigEndian.PutUint16(u[2:4], packet.ApplyDelta(binary.BigEndian.Uint16(u[2:4]), l.l4))
 	}
+	l.last = now
+	l.packets++
+	l.bytes += uint64(h.Len)
+	p.Hop = &l.hop
+	p.Verdict = Forward
+	p.Reason = 0
 }
