@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"sync"
@@ -181,5 +182,31 @@ func TestSecondConnectionToAPortTheServerNames(t *testing.T) {
 	d.SetDeadline(time.Now().Add(5 * time.Second))
 	if b, err := io.ReadAll(d); err != nil || string(b) != file {
 		t.Errorf("the data connection carried %q, %v", b, err)
+	}
+}
+
+// A published port answers to outside and, by hairpin, to another inside host; each server sees whom it should.
+func TestPublishedPortFromBothSides(t *testing.T) {
+	l := newLab(t, lab.Options{InsideHosts: 2, Routers: 1})
+	in, other, out := l.Inside[0], l.Inside[1], l.Outside[0]
+	run(t, l, "--redirect-port", fmt.Sprintf("tcp,%s=%s", at(lab.GatewayOutside, 443), at(in.Addr, 8443)))
+	sniff(t, l)
+	server, err := lab.ServeTCP(in.Namespace, at(in.Addr, 8443), lab.Tell("published"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	for _, c := range []struct {
+		from *lab.Host
+		seen netip.Addr
+	}{{out, out.Addr}, {other, lab.GatewayOutside}} {
+		name, seen, err := lab.Ask(limited(t, 10*time.Second), c.from.Namespace, at(lab.GatewayOutside, 443))
+		if err != nil || name != "published" || seen.Addr() != c.seen {
+			t.Errorf("from %s: %q answers and sees %s (want %s), %v", c.from.Name, name, seen, c.seen, err)
+		}
+	}
+	// What is not published is not let in.
+	if _, _, err := lab.Ask(limited(t, 500*time.Millisecond), out.Namespace, at(in.Addr, 8443)); err == nil {
+		t.Error("the inside address itself is reachable from outside")
 	}
 }
