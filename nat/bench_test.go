@@ -148,7 +148,7 @@ func pipeline(s *Shard, b []Packet, now clock.Tick) {
 }
 
 func benchShard(b testing.TB, links int, change func(*Options)) *Shard {
-	o := Options{Rules: DefaultRules(), Limits: Limits{Links: links, Fragments: 64}, Seed: [32]byte{7}}
+	o := Options{Rules: DefaultRules(), Limits: Limits{Links: links, Fragments: 64}, Seed: [32]byte{7}, Populate: true}
 	o.Rules.Alias = []packet.Addr{pub1}
 	o.Rules.Mapping.UDP = AddressAndPortDependent
 	if change != nil {

@@ -29,6 +29,10 @@ type Options struct {
 	// on the miss path. nil: everything lies outside.
 	SideOf func(dst packet.Addr) (Side, bool)
 
+	// Populate takes all memory at once (Counters.Memory says how much), so that no packet pays for a page's first touch and
+	// memory that is not there is an error of New.
+	Populate bool
+
 	Now clock.Tick
 }
 
@@ -130,6 +134,12 @@ func New(o Options) (*Shard, error) {
 	if err := s.setRules(o.Rules, o.Now, &o); err != nil {
 		_ = s.Close()
 		return nil, err
+	}
+	if o.Populate {
+		if err := s.memory.populate(); err != nil {
+			_ = s.Close()
+			return nil, err
+		}
 	}
 	return s, nil
 }
