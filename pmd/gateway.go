@@ -264,11 +264,6 @@ const linkSlice = 128
 // Links calls visit for links in bounded slices between bursts until it returns false or all were seen. visit runs on the
 // caller's goroutine: it may take its time.
 func (g *Gateway) Links(visit func(nat.LinkInfo) bool) error {
-	g.life.RLock()
-	defer g.life.RUnlock()
-	if g.gone {
-		return ErrEnded
-	}
 	buffer := make([]nat.LinkInfo, 0, linkSlice)
 	for cursor := uint32(0); ; {
 		buffer = buffer[:0]

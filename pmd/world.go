@@ -1,6 +1,7 @@
 package pmd
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"reflect"
@@ -228,7 +229,9 @@ func (g *Gateway) follow() {
 			return
 		case <-time.After(followPause):
 		}
-		if err := g.adapt(); err != nil {
+		if err := g.adapt(); errors.Is(err, ErrEnded) {
+			return
+		} else if err != nil {
 			slog.Error("the kernel's addresses or ports changed and could not be followed", "error", err)
 		}
 	}

@@ -170,7 +170,10 @@ func ipText(frame []byte, h *packet.Headers) string {
 				flags += f.name
 			}
 		}
-		s = "tcp " + withPorts + " " + flags
+		s = "tcp " + withPorts
+		if flags != "" { // a quoted packet may end before them
+			s += " " + flags
+		}
 		payload -= 20
 		if len(l4) >= 24 && l4[12] == 0x60 {
 			payload -= 4
