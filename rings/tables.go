@@ -38,6 +38,7 @@ const (
 type Tables struct {
 	mu      sync.Mutex
 	maps    map[string]*ebpf.Map // by the program's names: what MapReplacements wants
+	rows    *ebpf.MapSpec        // of one alias address
 	aliases map[packet.Addr]*aliasEntry
 	local   map[packet.Addr]struct{}
 	local6  map[netip.Addr]struct{}
@@ -68,7 +69,7 @@ func NewTables() (*Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tables{maps: map[string]*ebpf.Map{}, aliases: map[packet.Addr]*aliasEntry{},
+	t := &Tables{maps: map[string]*ebpf.Map{}, rows: spec.Maps[steerMapOwners].InnerMap, aliases: map[packet.Addr]*aliasEntry{},
 		local: map[packet.Addr]struct{}{}, local6: map[netip.Addr]struct{}{},
 		known: map[packet.Addr]struct{}{}, hashes: map[uint16]int{}}
 	for _, name := range []string{steerMapAddresses, steerMapAddresses6, steerMapFilter, steerMapOwners, steerMapFragments} {
@@ -96,7 +97,7 @@ func (t *Tables) SetAlias(addr packet.Addr, o AliasOptions) ([]byte, error) {
 	a := t.aliases[addr]
 	if a == nil {
 		var err error
-		if a, err = newAlias(); err != nil {
+		if a, err = t.newAlias(); err != nil {
 			return nil, explainBPF("owner table of "+addr.String(), err)
 		}
 		t.aliases[addr] = a
@@ -114,12 +115,8 @@ func (t *Tables) SetAlias(addr packet.Addr, o AliasOptions) ([]byte, error) {
 	return a.rows, t.publish(addr)
 }
 
-func newAlias() (*aliasEntry, error) {
-	spec, err := loadSteer()
-	if err != nil {
-		return nil, err
-	}
-	array, err := ebpf.NewMap(spec.Maps[steerMapOwners].InnerMap)
+func (t *Tables) newAlias() (*aliasEntry, error) {
+	array, err := ebpf.NewMap(t.rows)
 	if err != nil {
 		return nil, err
 	}
