@@ -237,7 +237,7 @@ func TestForwardingAndItsGuard(t *testing.T) {
 
 	// The printed command is run as it stands, and must keep a private source in.
 	in, out := l.Inside[0], l.Outside[0]
-	leaked := func() uint64 {
+	leaked := func(wait time.Duration) uint64 {
 		s, err := lab.Sniff(out.Namespace, out.Device, lab.GatewayOutside)
 		if err != nil {
 			t.Fatal(err)
@@ -245,15 +245,18 @@ func TestForwardingAndItsGuard(t *testing.T) {
 		if _, err := lab.Ping(ctx, in.Namespace, in.Addr, out.Addr, lab.PingOptions{Count: 2, Timeout: 30 * time.Millisecond}); err != nil {
 			t.Fatal(err)
 		}
+		for deadline := time.Now().Add(wait); s.Seen().Foreign < 2 && time.Now().Before(deadline); {
+			time.Sleep(20 * time.Millisecond) // the gateway may still be resolving its neighbour
+		}
 		return s.Stop().Foreign
 	}
-	if leaked() != 2 {
+	if leaked(10*time.Second) != 2 {
 		t.Error("without the guard nothing leaks: this test proves nothing")
 	}
 	if out, err := l.Gateway.Run(ctx, "sh", "-c", mend); err != nil {
 		t.Fatalf("%s: %v %s", mend, err, out)
 	}
-	if n := leaked(); n != 0 {
+	if n := leaked(300 * time.Millisecond); n != 0 {
 		t.Errorf("%d packets leaked past the guard", n)
 	}
 	expect(t, examine(t, l, doctor.Options{Ports: both}), "ip_forward", "", doctor.OK, "pollux_guard")

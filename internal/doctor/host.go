@@ -14,8 +14,8 @@ import (
 	"pollux/internal/cpu"
 )
 
-// The oldest kernel that has all that pollux relies on: BPF links for XDP, AF_XDP need_wakeup, live frames in
-// BPF_PROG_TEST_RUN, and the bpf_loop-free verifier limits its program was measured against.
+// The oldest kernel that pollux is built for, Debian 12's: BPF links for XDP, live frames in BPF_PROG_TEST_RUN and socket
+// look-ups from XDP are all there.
 const kernelMajor, kernelMinor = 6, 1
 
 func kernel(o Options) Result {

@@ -129,6 +129,9 @@ func TestSnifferSeesWhatLeaks(t *testing.T) {
 	if err != nil || len(p.RTT) != 0 {
 		t.Errorf("an untranslated ping was answered: %v, %v", p, err)
 	}
+	for deadline := time.Now().Add(10 * time.Second); sniffer.Seen().Foreign < 3 && time.Now().Before(deadline); {
+		time.Sleep(20 * time.Millisecond) // the gateway may still be resolving its neighbour
+	}
 	got := sniffer.Stop()
 	if got.Foreign != 3 || got.Sources[in.Addr] != 3 {
 		t.Errorf("the sniffer saw %+v, want 3 packets from %s", got, in.Addr)
