@@ -31,7 +31,7 @@ type kernelConfig struct {
 	Dport    uint32
 	Dports   uint32
 	Patterns uint32
-	Pattern  [12]struct {
+	Pattern  [16]struct {
 		_     structs.HostLayout
 		Bytes uint32
 		IpSum uint32

@@ -13,7 +13,7 @@ const (
 	SizeMin    = 64
 	SizeMax    = 1518
 	crcBytes   = 4
-	patternMax = 12
+	patternMax = 16
 )
 
 // IMIX is the usual mix of 7 x 64, 4 x 594 and 1 x 1518 bytes, spread out.
