@@ -693,6 +693,58 @@ func TestBlockLockedBetweenWorkers(t *testing.T) {
 	}
 }
 
+// A block whose first word another worker has a port of is left alone; a port elsewhere in it is a hole.
+func TestBlockBesideAnotherWorkersPort(t *testing.T) {
+	s := newSpace(t, nil, func(o *Options) { o.Workers, o.Low, o.High, o.Block = 2, 1024, 1039, Block{Size: 8, MaxPerHost: 2} })
+	s.o.Owners.Claim(alias1, RowTCP, 1027, 1)
+	s.o.Owners.Claim(alias1, RowUDP, 1039, 1)
+	for i := range 8 {
+		port, err := s.Exclusive(&Request{Alias: alias1, Row: RowUDP, Host: host1})
+		if i < 7 && (err != nil || port < 1032 || port > 1038) || i == 7 && err == nil {
+			t.Fatalf("port %d is %d, %v; want 1032-1038 and no more", i+1, port, err)
+		}
+	}
+	s.o.Owners.Release(alias1, RowTCP, 1027, 1)
+	if port, err := s.Exclusive(&Request{Alias: alias1, Row: RowUDP, Host: host1}); err != nil || port > 1031 {
+		t.Errorf("after the other worker let go: %d, %v", port, err)
+	}
+}
+
+// A port that comes back from an exclusive mapping, or out of a link toward the peer, is found by a peer that had used up all.
+func TestUsedUpPeerFindsWhatComesBack(t *testing.T) {
+	w := newWorld()
+	s := newSpace(t, w, func(o *Options) { o.Low, o.High = 1024, 1024+127 })
+	p, r := Peer{remote, 80}, &Request{Alias: alias1, Row: RowTCP, Host: host1}
+	own, err := s.Exclusive(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := func() (n int) {
+		for {
+			port, err := s.Toward(r, p)
+			if err != nil {
+				return n
+			}
+			w.add(alias1, RowTCP, port, p, 1)
+			n++
+		}
+	}
+	if n := fill(); n != 127 {
+		t.Fatalf("%d links, want 127", n)
+	}
+	s.Release(alias1, RowTCP, own, host1, Peer{}, false, 0)
+	if n := fill(); n != 1 {
+		t.Errorf("%d links after a mapping went, want 1", n)
+	}
+	for port := uint16(1024); port < 1034; port++ {
+		w.add(alias1, RowTCP, port, p, -1)
+		s.Release(alias1, RowTCP, port, host1, p, true, 0)
+	}
+	if n := fill(); n != 10 {
+		t.Errorf("%d links after ten went", n)
+	}
+}
+
 // A new block size dissolves the blocks; links keep their ports and give them back one by one.
 func TestBlockSizeChanges(t *testing.T) {
 	s := newSpace(t, nil, func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 2} })

@@ -235,6 +235,16 @@ func TestDefect06_TwoPublicAddresses(t *testing.T) {
 	r.wantOut(tcp(ack, prv1, 8080, ext, 9), end{masq, 80})
 	r.wantOut(tcp(ack, prv1, 8080, pub, 9), end{pub2, 80})
 	check(ext+3, masq)
+
+	// One client endpoint on both addresses: the newest connection has the server's answers, then the older has them again.
+	third := add(pub2)
+	check(ext+5, masq)
+	check(ext+5, pub2)
+	for _, l := range r.find(func(l nat.LinkInfo) bool { return l.Remote.Addr == ext+5 && l.Alias.Addr == pub2 }) {
+		r.s.Delete(l.ID, r.now)
+	}
+	r.wantOut(tcp(ack, prv1, 8080, ext+5, 9), end{masq, 80})
+	r.s.DelRedirect(third, r.now)
 	r.fails(nat.Outside, tcp(ack, ext+4, 9, pub2, 80), reason.None)
 }
 

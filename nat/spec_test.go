@@ -6,6 +6,7 @@ import (
 
 	"pollux/internal/packet"
 	"pollux/internal/reason"
+	"pollux/lport"
 	"pollux/nat"
 )
 
@@ -534,6 +535,28 @@ func TestSpecA5_Pools(t *testing.T) {
 	}
 	if len(servers) != 3 {
 		t.Errorf("60 remotes went to %v", servers)
+	}
+}
+
+// A5, SetTarget: a new target gets what comes in; links to the old one are over. The port of such a link is this worker's.
+func TestSpecA5_SetTarget(t *testing.T) {
+	owners := lport.NewOwners(nil)
+	t.Cleanup(owners.Close) // after the shard's
+	if err := owners.Add(masq); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, both(libalias, func(o *nat.Options) {
+		o.Rules.Target, o.Owners, o.Worker, o.Workers = prv1, owners, 4, 8
+	}))
+	r.wantIn(udp(ext, 5, masq, 700), end{prv1, 700})
+	if b := owners.Byte(masq, lport.RowUDP, 700); b != 5 {
+		t.Errorf("owner byte %d, want 5", b)
+	}
+	r.set(func(r *nat.Rules) { r.Target = prv2 })
+	r.wantIn(udp(ext, 5, masq, 700), end{prv2, 700})
+	r.pass(301 * time.Second)
+	if b := owners.Byte(masq, lport.RowUDP, 700); b != 0 {
+		t.Errorf("owner byte %d after the links expired", b)
 	}
 }
 
