@@ -102,4 +102,3 @@ func TestBackendsAgree(t *testing.T) {
 		}
 	}
 }
-
