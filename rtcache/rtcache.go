@@ -1,5 +1,20 @@
 // Package rtcache mirrors the kernel's FIB and neighbours and attaches next hops to flows, with validity stamps and the
 // reverse-path check (DESIGN 7, fifth seed). It never invents a route.
+//
+// A Table is written by one control goroutine and read by workers without locks, each through a View of its own:
+//
+//	netlink -> decode -> events -> control -> snapshot (tables, path sets, ports), swapped as a whole
+//	                                       -> hops: next hops, edited in place word by word
+//	                                       -> stamps: one per bucket of destinations, bumped after the swap
+//	View.Route: slot still valid? its hop : local table, main table (longest prefix), path, hop, reverse path
+//
+// What a change costs the flows: another MAC of a neighbour, MAC or MTU of a port: nothing. A route: one lookup for each
+// flow in the 1/65,536 of the destinations that it shares a stamp with, and none when the paths of its prefix stay the same. A port that
+// goes down: one lookup for each flow that used it.
+//
+// Followed: tables local and main of both families, metrics, multipath (per-flow hash, weights), on-link and gateway
+// routes, IPv6 gateways of IPv4 routes, route MTU, route types. Not followed and said so by Warnings: policy rules beyond the
+// usual three, other tables, VRFs (refused by New), routes by source or type of service, encapsulations.
 package rtcache
 
 import "pollux/internal/packet"

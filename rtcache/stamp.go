@@ -10,25 +10,11 @@ import (
 //
 // IPv4: the bucket is the top 16 bits. IPv6: the top 32 bits folded into 16, so that a prefix of /32 or longer concerns
 // one bucket. Writer: control goroutine, always after the new tables are published. Readers: workers, who load the stamp
-// before they load the tables: a lookup in old tables can then never be stored under a new stamp.
+// before they load the tables: a lookup in old tables can then never be stored under a new stamp. A stamp wraps after
+// 2^32 changes in its bucket: years, at a thousand a second in one bucket 50 days, in which the flow must not send a packet.
 type stamps struct {
 	v4 [1 << 16]atomic.Uint32
 	v6 [1 << 16]atomic.Uint32
-}
-
-func newStamps() *stamps {
-	s := new(stamps)
-	for i := range s.v4 {
-		s.v4[i].Store(1) // an empty slot holds stamp 0, which is never valid
-		s.v6[i].Store(1)
-	}
-	return s
-}
-
-func bump(s *atomic.Uint32) {
-	if s.Add(1) == 0 {
-		s.Store(1)
-	}
 }
 
 const foldV6 = 0x9e37
@@ -49,14 +35,14 @@ func (s *stamps) touch(p netip.Prefix) int {
 			first &^= n - 1
 		}
 		for i := first; i < first+n; i++ {
-			bump(&s.v4[i])
+			s.v4[i].Add(1)
 		}
 		return n
 	}
 	top, low := uint16(b[0])<<8|uint16(b[1]), int(b[2])<<8|int(b[3])
 	if p.Bits() < 16 { // many tops share a bucket: all buckets
 		for i := range s.v6 {
-			bump(&s.v6[i])
+			s.v6[i].Add(1)
 		}
 		return len(s.v6)
 	}
@@ -66,7 +52,7 @@ func (s *stamps) touch(p netip.Prefix) int {
 		low &^= n - 1
 	}
 	for i := low; i < low+n; i++ {
-		bump(&s.v6[top*foldV6^uint16(i)])
+		s.v6[top*foldV6^uint16(i)].Add(1)
 	}
 	return n
 }

@@ -55,7 +55,7 @@ const (
 
 func newTable(ports []Port, hops int, reverse ReversePathMode) *Table {
 	t := &Table{
-		stamps: newStamps(), hops: make([]Hop, hops), generation: 1, pendingMax: pendingMax,
+		stamps: new(stamps), hops: make([]Hop, hops), generation: 1, pendingMax: pendingMax,
 		done: make(chan struct{}),
 	}
 	for i := range t.hops {
