@@ -713,7 +713,7 @@ func TestBlockBesideAnotherWorkersPort(t *testing.T) {
 // A port that comes back from an exclusive mapping, or out of a link toward the peer, is found by a peer that had used up all.
 func TestUsedUpPeerFindsWhatComesBack(t *testing.T) {
 	w := newWorld()
-	s := newSpace(t, w, func(o *Options) { o.Low, o.High = 1024, 1024+127 })
+	s := newSpace(t, w, func(o *Options) { o.Low, o.High = 1024, 1024+1023 })
 	p, r := Peer{remote, 80}, &Request{Alias: alias1, Row: RowTCP, Host: host1}
 	own, err := s.Exclusive(r)
 	if err != nil {
@@ -729,14 +729,14 @@ func TestUsedUpPeerFindsWhatComesBack(t *testing.T) {
 			n++
 		}
 	}
-	if n := fill(); n != 127 {
-		t.Fatalf("%d links, want 127", n)
+	if n := fill(); n != 1023 {
+		t.Fatalf("%d links, want 1023", n)
 	}
 	s.Release(alias1, RowTCP, own, host1, Peer{}, false, 0)
 	if n := fill(); n != 1 {
 		t.Errorf("%d links after a mapping went, want 1", n)
 	}
-	for port := uint16(1024); port < 1034; port++ {
+	for port := uint16(1500); port < 1510; port++ {
 		w.add(alias1, RowTCP, port, p, -1)
 		s.Release(alias1, RowTCP, port, host1, p, true, 0)
 	}
