@@ -225,28 +225,6 @@ func (s *Shard) prefer(host packet.Addr) (best packet.Addr) {
 	return best
 }
 
-// aliasFor returns the alias address that packets of a host leave with if no link says so; false: there is none.
-func (s *Shard) aliasFor(local packet.Addr) (packet.Addr, bool) {
-	if at := s.table.addrOut(local); at != 0 {
-		a := s.publicAddr(&s.table.list[at])
-		return a, a != 0
-	}
-	if len(s.pool) == 0 {
-		return 0, false
-	}
-	if s.plan != nil {
-		a, _, _, ok := s.plan.Forward(local)
-		return a, ok
-	}
-	if id := s.hosts.find(local); id != 0 {
-		a := s.hosts.list[id].alias
-		if o := s.ours.find(a); o != nil && o.flags&addrDynamic != 0 {
-			return a, true
-		}
-	}
-	return s.prefer(local), true
-}
-
 // chooseFree takes a free port for a new mapping or link.
 func (s *Shard) chooseFree(n *newLink, now clock.Tick) reason.Reason {
 	addr, why := s.aliasOfHost(n)
