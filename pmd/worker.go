@@ -42,6 +42,8 @@ type WorkerOptions struct {
 	Source  func(port uint16) packet.Addr // where other ICMP errors sent from a port come from; nil: as Table says
 	Punt    Punter                        // nil: there is no kernel to hand packets to
 
+	IPv6Forward bool // forward IPv6, by the same routes; otherwise it is the kernel's
+
 	// Finished, if not nil, is told the end of every received packet: the address of its chunk, and None when it was sent
 	// on; otherwise its bytes, the reason, and whether an ICMP error was sent back. It must not keep or change the bytes.
 	Finished func(chunk uint64, data []byte, r reason.Reason, answered bool)
@@ -65,6 +67,8 @@ type Worker struct {
 	pub   published
 
 	hold     hold
+	plain    plain
+	six      six
 	errors   errorLimit
 	split    split
 	one      [1]rings.Frame // a line of one: here, because what goes through an interface must not be on the stack
@@ -91,7 +95,7 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 		return nil, errors.New("pmd: a worker needs a UMEM, a pool, a shard and routes")
 	case len(o.Ports) == 0:
 		return nil, errors.New("pmd: a worker needs ports")
-	case o.UMEM.ChunkSize() < packet.ICMPErrorMax:
+	case o.UMEM.ChunkSize() < packet.ICMPErrorMax, o.IPv6Forward && o.UMEM.ChunkSize() < packet.ICMPv6ErrorMax:
 		return nil, fmt.Errorf("pmd: chunks of %d bytes are too small", o.UMEM.ChunkSize())
 	}
 	w := &Worker{o: o, umem: o.UMEM, nat: o.NAT, routes: o.Routes, table: o.Table, pool: o.Pool, ports: make([]port, len(o.Ports))}
@@ -104,6 +108,8 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 	}
 	w.hold.init(min(HoldFrames, o.UMEM.Frames()/4))
 	w.split.init(w)
+	w.plain.init(o.IPv6Forward)
+	w.six.on = o.IPv6Forward
 	return w, nil
 }
 
@@ -138,6 +144,7 @@ func (w *Worker) step(from int, now clock.Tick) int {
 	w.touch(b)
 	w.translate(b, now)
 	w.route(b, now)
+	w.forwardIPv6(now)
 	w.tx()
 	return n
 }
