@@ -7,7 +7,9 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FUZZTIME ?= 30s
 FUZZ     ?= .
 BENCH    ?= .
-COUNT    ?= 5
+BASE     ?= HEAD
+PKG      ?= ./...
+COUNT    ?= 6
 SOAKTIME ?= 10m
 TESTTIME ?= 15m
 
@@ -16,14 +18,14 @@ NEEDS := ip:iproute2 nft:nftables iperf3:iperf3 curl:curl ping:iputils-ping trac
          clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .DEFAULT_GOAL := build
-.PHONY: build help deps lint test unit integration bench fuzz soak generate demo clean
+.PHONY: build help deps lint test unit integration bench bench-compare fuzz soak generate demo clean
 
 build: ## build bin/pollux
 	$(GO) build -trimpath -o $(BIN) ./cmd/pollux
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) TESTTIME=$(TESTTIME)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) BASE=$(BASE) PKG=$(PKG) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) TESTTIME=$(TESTTIME)"
 
 deps: ## install the Debian packages that tests and `make generate` need (only those that are missing)
 	@missing=; for n in $(NEEDS); do \
@@ -50,8 +52,11 @@ unit: ## tests of the packages alone
 integration: ## tests of the built binary over AF_XDP in network namespaces
 	$(GO) test -count=1 -timeout $(TESTTIME) ./test/
 
-bench: ## benchmarks (BENCH=regexp COUNT=n)
+bench: ## benchmarks, as benchstat reads them (BENCH=regexp COUNT=n)
 	$(GO) test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) ./...
+
+bench-compare: ## benchmarks of the working tree against a commit, run in turn (BASE=revision BENCH=regexp PKG=packages COUNT=n)
+	@BENCH='$(BENCH)' PKG='$(PKG)' COUNT='$(COUNT)' GO='$(GO)' tools/bench-compare '$(BASE)'
 
 fuzz: ## every fuzz target for FUZZTIME (FUZZ=regexp selects)
 	@set -e -o pipefail; \
