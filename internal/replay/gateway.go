@@ -25,9 +25,9 @@ type gateway struct {
 
 // Frames of the packet memory. One packet is in flight at a time; all others are held.
 const (
-	chunkBytes = 4096
-	ringFrames = 256  // one packet and the pieces that it may be split into
-	sparse     = 2048 // frames beside those that hold fragments: SYNs, pieces, answers
+	chunkBytes = 16384 // at least: jumbo frames, whatever the MTUs
+	ringFrames = 256   // one packet and the pieces that it may be split into
+	sparse     = 2048  // frames beside those that hold fragments: SYNs, pieces, answers
 	framesMax  = 1 << 16
 )
 
@@ -43,7 +43,11 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 		}
 	}()
 	frames := min(o.Gateway.Limits.Fragments+sparse, framesMax)
-	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: frames, ChunkSize: chunkBytes}); err != nil {
+	chunk := chunkBytes
+	for chunk < max(o.World.InsideMTU, o.World.OutsideMTU)+packet.EthernetLen && chunk < 1<<16 {
+		chunk *= 2
+	}
+	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: frames, ChunkSize: chunk}); err != nil {
 		return g, err
 	}
 	if g.pool, err = g.umem.NewPool(frames); err != nil {
@@ -138,7 +142,7 @@ func (o *Options) source(rules *nat.Rules) func(port uint16) packet.Addr {
 
 // push lets a port receive a packet. The reason says why it could not: no port takes frames longer than a chunk.
 func (g *gateway) push(port int, data []byte) (chunk uint64, r reason.Reason) {
-	if len(data) > chunkBytes {
+	if len(data) > g.umem.ChunkSize() {
 		return 0, reason.Unsupported
 	}
 	chunk, ok := g.ports[port].Push(g.pool, data)
