@@ -179,7 +179,7 @@ func (p *ExhaustionPoint) search(o ExhaustionOptions) error {
 						failed = fmt.Errorf("perf: a port is free at %v %%: %w", p.Percent, err)
 						return
 					}
-					s.space.Release(s.request.Alias, s.request.Row, port, s.request.Host, s.peer, true, 0)
+					s.space.Release(s.request.Alias, s.request.Row, port, s.request.Host, s.peer, 0)
 				}
 			}))
 			if failed != nil {
