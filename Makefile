@@ -11,6 +11,7 @@ BASE     ?= HEAD
 PKG      ?= ./...
 COUNT    ?= 6
 SOAKTIME ?= 10m
+SOAKPACKETS ?= 12000000
 TESTTIME ?= 15m
 
 # What the tests and the generator use beyond Go itself: the command or file to look for, and its Debian package.
@@ -25,7 +26,7 @@ build: ## build bin/pollux
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) BASE=$(BASE) PKG=$(PKG) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) TESTTIME=$(TESTTIME)"
+	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) BASE=$(BASE) PKG=$(PKG) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) SOAKPACKETS=$(SOAKPACKETS) TESTTIME=$(TESTTIME)"
 
 deps: ## install the Debian packages that tests and `make generate` need (only those that are missing)
 	@missing=; for n in $(NEEDS); do \
@@ -63,10 +64,11 @@ fuzz: ## every fuzz target for FUZZTIME (FUZZ=regexp selects)
 	{ grep -oHE '^func Fuzz[A-Za-z0-9_]*' $$(git ls-files '*_test.go') || true; } | sed 's/:func / /' | while read -r file name; do \
 	  [[ $$name =~ $(FUZZ) ]] || continue; \
 	  echo "fuzz $$name in $$(dirname $$file) for $(FUZZTIME)"; \
-	  $(GO) test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file) </dev/null; \
+	  $(GO) test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) -fuzzminimizetime=20x ./$$(dirname $$file) </dev/null; \
 	done
 
-soak: ## mixed traffic with restarts through one lab for SOAKTIME
+soak: ## simulated networks around the translator for SOAKPACKETS, then mixed traffic with restarts through one lab for SOAKTIME
+	$(GO) test -count=1 -v -timeout 0 -run '^TestSimulation$$' ./nat/ -nat.packets $(SOAKPACKETS)
 	$(SUDO) env "PATH=$$PATH" POLLUX_SOAK=$(SOAKTIME) $(GO) test -count=1 -v -timeout 0 -run '^TestSoak$$' ./test/
 
 generate: deps ## rebuild the XDP program and whatever else is generated and committed
