@@ -207,7 +207,7 @@ func (g *Gateway) openShard() (err error) {
 		return err
 	}
 	o := nat.Options{
-		Rules: *rules, Limits: g.o.Limits, Workers: 1, Owners: g.owners, SideOf: SideOf(g.table), Now: monotonicTick(),
+		Rules: *rules, Limits: g.o.Limits, Workers: 1, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
 	}
 	if _, err := rand.Read(o.Seed[:]); err != nil {
 		return fmt.Errorf("pmd: random seed: %w", err)

@@ -154,7 +154,7 @@ func (w *Worker) step(from int, now clock.Tick) int {
 func (w *Worker) advance(now clock.Tick) int {
 	work := w.nat.Advance(now, advanceBudget)
 	if w.hold.n > 0 {
-		work += w.look(now)
+		work += w.look(nil, now)
 		w.tx()
 	}
 	if work < advanceBudget {
