@@ -107,6 +107,10 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	if h.Kind == packet.KindICMPQuery {
 		n.remote.Port = 0
 	}
+	if s.isAlias(h.Src) {
+		s.drop(p, reason.BadSource)
+		return
+	}
 	if o := s.ours.find(h.Dst); o != nil && o.flags&(addrPool|addrPublished) != 0 {
 		if !s.hairpin(p, &n, o, now) {
 			return
@@ -134,6 +138,9 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 			return
 		}
 	}
+	if s.forged(p) {
+		return
+	}
 	if h.TTL <= 1 {
 		s.answer(p, 11, 0, reason.TTLExpired)
 		return
@@ -155,6 +162,15 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 		s.dropHeld(s.lines[2*id+1].key)
 	}
 	s.known(p, 2*id, now)
+}
+
+// forged drops a packet that would open a link from a source that can't be where it came from.
+func (s *Shard) forged(p *Packet) bool {
+	if p.Hairpin || s.reverse == nil || s.reverse(p.H.Src, p.Ingress) {
+		return false
+	}
+	s.drop(p, reason.ReversePath)
+	return true
 }
 
 // untranslated reports whether the rules leave an inside host's own address alone.
@@ -258,7 +274,9 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 	if rule == 0 {
 		switch s.admitMapping(&n, t, now) {
 		case admitted:
-			s.accept(p, &n, 0, now)
+			if !s.forged(p) {
+				s.accept(p, &n, 0, now)
+			}
 			return
 		case filtered:
 			why = reason.Filtered
@@ -269,12 +287,17 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 			n.local = Local{s.rules.Target, alias.Port}
 			n.flags |= flagTarget
 			n.kind, n.take = portPeer, true
-			s.accept(p, &n, 0, now)
+			if !s.forged(p) {
+				s.accept(p, &n, 0, now)
+			}
 			return
 		}
 	}
 	switch {
 	case rule != 0:
+		if s.forged(p) { // before a pool's turn is taken
+			return
+		}
 		r := &s.table.list[rule]
 		n.local = s.table.pickLocal(r, remote)
 		if r.kind == ruleAddr {
@@ -332,10 +355,8 @@ func (s *Shard) admitMapping(n *newLink, t tuple, now clock.Tick) admission {
 		return filtered // SPEC C: an echo request never comes in by a mapping that an inside echo made
 	}
 	var by uint32
-	switch s.filtering(n.proto) {
-	case EndpointIndependent:
-		by = s.groups.head(gr.value)
-	case AddressDependent:
+	filter := s.filtering(n.proto)
+	if filter != AddressAndPortDependent {
 		by = s.groups.toward(gr, n.remote.Addr, 0)
 		for range heirWalk {
 			if by == 0 || !s.absent(by, now) {
@@ -344,6 +365,11 @@ func (s *Shard) admitMapping(n *newLink, t tuple, now clock.Tick) admission {
 			s.remove(by, now)
 			gr = s.groups.find(n.alias, n.proto)
 			by = s.groups.toward(gr, n.remote.Addr, 0)
+		}
+	}
+	if by == 0 && filter == EndpointIndependent { // several hosts may share the port: the one that talks to this remote goes first
+		if gr = s.living(n.alias, n.proto, now); gr.value != 0 {
+			by = s.groups.head(gr.value)
 		}
 	}
 	if by == 0 && gr.value != 0 && !s.rules.DenyIncoming && s.rules.Target != 0 {
