@@ -59,7 +59,7 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 	view := g.table.View()
 	g.shard, err = nat.New(nat.Options{
 		Rules: rules, Limits: o.Gateway.Limits, Workers: 1, Seed: seed(o.Seed),
-		SideOf: pmd.SideOf(g.table), Now: now,
+		SideOf: pmd.SideOf(g.table), Reverse: pmd.Reverse(g.table), Now: now,
 	})
 	if err != nil {
 		return g, err
