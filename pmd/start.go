@@ -151,9 +151,7 @@ func (g *Gateway) probe() (err error) {
 	return nil
 }
 
-// keepAway keeps the process's other threads off the worker's core: collector, control goroutines, netlink. Beside a
-// real-time worker they are real-time as well: every 10 ms the worker needs one of them to go on (see cpu.SetProcessFIFO),
-// so whatever saturates their cores would stop it [measured: gaps of 0.5 s].
+// keepAway keeps the process's other threads off the worker's core: collector, control goroutines, netlink.
 func (g *Gateway) keepAway() error {
 	allowed, err := cpu.Allowed()
 	if err != nil {
@@ -164,13 +162,7 @@ func (g *Gateway) keepAway() error {
 		return nil
 	}
 	g.confined = true
-	if err := cpu.ConfineProcess(others); err != nil {
-		return err
-	}
-	if g.o.RTPriority > 0 {
-		return cpu.SetProcessFIFO(g.o.RTPriority)
-	}
-	return nil
+	return cpu.ConfineProcess(others)
 }
 
 // openTables makes the owner table that workers and XDP programs share.
