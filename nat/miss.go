@@ -111,6 +111,10 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 		s.drop(p, reason.BadSource)
 		return
 	}
+	if net := h.Dst >> 24; net == 0 || net == 127 { // never forwarded: RFC 1812 5.3.7
+		s.drop(p, reason.NoRoute)
+		return
+	}
 	if o := s.ours.find(h.Dst); o != nil && o.flags&(addrPool|addrPublished) != 0 {
 		if !s.hairpin(p, &n, o, now) {
 			return
