@@ -142,11 +142,7 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 			return
 		}
 	}
-	if s.forged(p) {
-		return
-	}
-	if h.TTL <= 1 {
-		s.answer(p, 11, 0, reason.TTLExpired)
+	if s.barred(p) {
 		return
 	}
 	if why := s.admit(&n, now); why != reason.None {
@@ -168,12 +164,17 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	s.known(p, 2*id, now)
 }
 
-// forged drops a packet that would open a link from a source that can't be where it came from.
-func (s *Shard) forged(p *Packet) bool {
-	if p.Hairpin || s.reverse == nil || s.reverse(p.H.Src, p.Ingress) {
+// barred stops a packet that may not open a link, whatever the rules: its source can't be where it came from, or its TTL ends
+// here.
+func (s *Shard) barred(p *Packet) bool {
+	switch {
+	case !p.Hairpin && s.reverse != nil && !s.reverse(p.H.Src, p.Ingress):
+		s.drop(p, reason.ReversePath)
+	case p.H.TTL <= 1:
+		s.answer(p, 11, 0, reason.TTLExpired)
+	default:
 		return false
 	}
-	s.drop(p, reason.ReversePath)
 	return true
 }
 
@@ -278,7 +279,7 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 	if rule == 0 {
 		switch s.admitMapping(&n, t, now) {
 		case admitted:
-			if !s.forged(p) {
+			if !s.barred(p) {
 				s.accept(p, &n, 0, now)
 			}
 			return
@@ -291,7 +292,7 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 			n.local = Local{s.rules.Target, alias.Port}
 			n.flags |= flagTarget
 			n.kind, n.take = portPeer, true
-			if !s.forged(p) {
+			if !s.barred(p) {
 				s.accept(p, &n, 0, now)
 			}
 			return
@@ -299,7 +300,7 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 	}
 	switch {
 	case rule != 0:
-		if s.forged(p) { // before a pool's turn is taken
+		if s.barred(p) { // before a pool's turn is taken
 			return
 		}
 		r := &s.table.list[rule]
@@ -410,13 +411,8 @@ func (s *Shard) living(a Alias, proto uint8, now clock.Tick) group {
 	}
 }
 
-// accept makes the link of an inbound packet and translates it.
+// accept makes the link of an inbound packet that is not barred, and translates it.
 func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
-	h := &p.H
-	if h.TTL <= 1 {
-		s.answer(p, 11, 0, reason.TTLExpired)
-		return
-	}
 	if s.full() {
 		if !s.room(now) {
 			s.drop(p, reason.TableFull)
