@@ -256,7 +256,7 @@ func (w *world) roam(n int) {
 // fill makes a packet.
 func (w *world) fill(p *nat.Packet, side nat.Side, src, dst endpoint) {
 	f := w.writer.put(w.frames.take(), src, dst)
-	p.Data, p.Frame, p.Side = w.umem.Data(f), f.Addr, side
+	p.Data, p.Frame, p.Side, p.Ingress = w.umem.Data(f), f.Addr, side, uint16(side)
 }
 
 // translate is what the shard does to a burst.
