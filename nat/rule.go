@@ -72,6 +72,7 @@ func (c class) narrow(r Remote) Remote {
 // rules holds all rules and finds them by public and by local endpoint.
 type rules struct {
 	seed    *seed
+	common  *seed  // for choices that all workers must make alike
 	list    []rule // [0] is none
 	free    []uint32
 	in, out index
@@ -336,7 +337,7 @@ func (x *rules) pickLocal(r *rule, remote Remote) Local {
 		return r.locals[0]
 	}
 	if r.pick == SourceHash {
-		h := x.seed.hash(uint64(remote.Addr), 0x706f6f6c)
+		h := x.common.hash(uint64(remote.Addr), 0x706f6f6c)
 		return r.locals[uint64(h)*uint64(n)>>32]
 	}
 	l := r.locals[r.turn%n]
