@@ -11,12 +11,13 @@ type Pool struct {
 	excess uint64
 	first  uint64              // the pool's own chunks begin here
 	size   uint64              // and span so many bytes
+	own    int                 // being so many
 	away   []uint64            // chunks of other pools; capacity is fixed
 	in     map[uint64]struct{} // the same addresses, in a build with the tag framecheck only
 }
 
 // NewPool returns an empty pool with room for n frames; Put never grows it beyond that. See UMEM.NewPool for a filled one.
-func NewPool(n int) *Pool { return &Pool{free: make([]uint64, 0, n), size: ^uint64(0)} }
+func NewPool(n int) *Pool { return &Pool{free: make([]uint64, 0, n), size: ^uint64(0), own: n} }
 
 // Get takes a free frame's address; ok is false when none is left.
 func (p *Pool) Get() (addr uint64, ok bool) {
@@ -78,8 +79,11 @@ func (p *Pool) SentHome(keep int) {
 	p.away = p.away[:copy(p.away, p.away[len(p.away)-keep:])]
 }
 
-// Own reports whether a chunk is this pool's.
-func (p *Pool) Own(addr uint64) bool { return addr-p.first < p.size }
+// First returns the address of the first of the chunks that are the pool's own.
+func (p *Pool) First() uint64 { return p.first }
+
+// Size returns how many chunks are the pool's own.
+func (p *Pool) Size() int { return p.own }
 
 // Len returns how many frames are free.
 func (p *Pool) Len() int { return len(p.free) }

@@ -155,6 +155,7 @@ func (u *UMEM) NewPool(n int) (*Pool, error) {
 	}
 	p := NewPool(u.frames)
 	p.first, p.size = uint64(u.next)*(u.chunkMask+1), uint64(n)*(u.chunkMask+1)
+	p.own = n
 	if n < u.frames {
 		p.away = make([]uint64, 0, u.frames-n)
 	}
