@@ -158,6 +158,18 @@ type mark struct {
 	port  uint16
 }
 
+// Publish makes all alias addresses of the rules known to an owner table that several workers share, and says which of
+// their ports redirects publish. A running gateway does the same, and follows changes.
+func Publish(owners *lport.Owners, r *nat.Rules) error {
+	for _, a := range Aliases(r) {
+		if err := owners.Add(a); err != nil {
+			return err
+		}
+	}
+	new(world).mark(owners, r)
+	return nil
+}
+
 // mark makes the owner table say which ports redirects publish.
 func (w *world) mark(owners *lport.Owners, r *nat.Rules) {
 	want := map[mark]bool{}
