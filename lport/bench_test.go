@@ -68,7 +68,7 @@ func BenchmarkPort(b *testing.B) {
 					if err != nil {
 						b.Fatal(err)
 					}
-					s.Release(alias1, RowTCP, port, host1, set.peer, true, 0)
+					s.Release(alias1, RowTCP, port, host1, set.peer, 0)
 				}
 			})
 		}
@@ -88,7 +88,7 @@ func BenchmarkPortWithoutCache(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				s.Release(alias1, RowTCP, port, host1, set.peer, true, 0)
+				s.Release(alias1, RowTCP, port, host1, set.peer, 0)
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func BenchmarkExclusive(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				s.Release(alias1, RowUDP, port, host1, Peer{}, false, 0)
+				s.Release(alias1, RowUDP, port, host1, Peer{}, 0)
 			}
 		})
 	}
@@ -152,7 +152,7 @@ func BenchmarkBlock(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				s.Release(alias1, RowUDP, port, host1, Peer{}, false, 0)
+				s.Release(alias1, RowUDP, port, host1, Peer{}, 0)
 			}
 		})
 	}

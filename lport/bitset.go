@@ -34,14 +34,6 @@ func (b *bitset) fill() {
 	}
 }
 
-func (b *bitset) count() int {
-	n := 0
-	for _, w := range b.word {
-		n += bits.OnesCount64(w)
-	}
-	return n
-}
-
 // next returns the first member in [from, to], or -1.
 func (b *bitset) next(from, to uint32) int32 {
 	w, last := from>>6, to>>6

@@ -52,9 +52,8 @@ func (s *Space) Fixed(alias packet.Addr, rw Row, port uint16, host packet.Addr) 
 }
 
 // Release gives a port back that Exclusive, Toward, Pair or Fixed gave: once for each time. p is the peer of a shared port (the one
-// given to Toward; for Fixed, the link's remote); shared is the caller's belief whether it was shared; where the record here
-// says otherwise, the record decides. A port that is not in use stays as it is.
-func (s *Space) Release(alias packet.Addr, rw Row, port uint16, host packet.Addr, p Peer, shared bool, now clock.Tick) {
+// given to Toward; for Fixed, the link's remote). A port that is not in use stays as it is.
+func (s *Space) Release(alias packet.Addr, rw Row, port uint16, host packet.Addr, p Peer, now clock.Tick) {
 	a := s.known(alias)
 	if a == nil || rw >= Rows || a.rows[rw] == nil {
 		return
@@ -67,7 +66,7 @@ func (s *Space) Release(alias packet.Addr, rw Row, port uint16, host packet.Addr
 	if u == 0 {
 		return
 	}
-	shared = u&exclusive == 0
+	shared := u&exclusive == 0
 	if shared && r.caches != 0 {
 		s.caches.forget(alias, rw, p, port, r)
 	}

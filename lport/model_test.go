@@ -123,7 +123,7 @@ func (m *model) release(i int) {
 	if !u.exclusive {
 		m.worlds[u.worker].add(alias1, u.row, u.port, u.link, -1)
 	}
-	m.spaces[u.worker].Release(alias1, u.row, u.port, u.host, u.key, !u.exclusive, 0)
+	m.spaces[u.worker].Release(alias1, u.row, u.port, u.host, u.key, 0)
 }
 
 func drawRequest(t *rapid.T) *Request {
@@ -380,7 +380,7 @@ func TestBlocksAgainstModel(t *testing.T) {
 					if !u.exclusive {
 						m.worlds[0].add(alias1, u.row, u.port, u.link, -1)
 					}
-					s.Release(alias1, u.row, u.port, u.host, u.key, !u.exclusive, now)
+					s.Release(alias1, u.row, u.port, u.host, u.key, now)
 				}
 			},
 			"wait": func(t *rapid.T) {
@@ -394,7 +394,7 @@ func TestBlocksAgainstModel(t *testing.T) {
 			},
 		})
 		for _, u := range m.uses {
-			s.Release(alias1, u.row, u.port, u.host, u.key, !u.exclusive, now)
+			s.Release(alias1, u.row, u.port, u.host, u.key, now)
 		}
 		now += 31
 		for s.Advance(now, 3) != 0 {

@@ -72,7 +72,7 @@ func TestListenerOnASharedPort(t *testing.T) {
 			t.Fatalf("got %d, %v: the listener's port", got, err)
 		}
 	}
-	s.Release(alias1, RowTCP, port, host1, p, true, 0)
+	s.Release(alias1, RowTCP, port, host1, p, 0)
 	if b := s.o.Owners.Byte(alias1, RowTCP, port); b != ByteKernel {
 		t.Errorf("owner byte %d, want the kernel's", b)
 	}
@@ -171,11 +171,11 @@ func TestPortsPerHost(t *testing.T) {
 	if ports, _ := s.HostUse(host1); ports != 3 {
 		t.Errorf("host has %d ports, want 3", ports)
 	}
-	s.Release(alias1, RowTCP, 5001, host1, Peer{remote, 80}, true, 0)
+	s.Release(alias1, RowTCP, 5001, host1, Peer{remote, 80}, 0)
 	if err := open(host1, 5003, Peer{remote, 80}); !errors.Is(err, ErrHostLimit) {
 		t.Errorf("port 5001 is still used toward another peer, yet: %v", err)
 	}
-	s.Release(alias1, RowTCP, 5001, host1, Peer{remote, 81}, true, 0)
+	s.Release(alias1, RowTCP, 5001, host1, Peer{remote, 81}, 0)
 	if err := open(host1, 5003, Peer{remote, 80}); err != nil {
 		t.Errorf("after a port came back: %v", err)
 	}
@@ -200,7 +200,7 @@ func TestPortsPerHostSwitchedOn(t *testing.T) {
 	if _, err := s.Exclusive(r); err != nil {
 		t.Fatal(err)
 	}
-	s.Release(alias1, RowUDP, old, host1, Peer{}, false, 0)
+	s.Release(alias1, RowUDP, old, host1, Peer{}, 0)
 	if _, err := s.Exclusive(r); !errors.Is(err, ErrHostLimit) {
 		t.Errorf("a second port: %v, want ErrHostLimit", err)
 	}
@@ -225,7 +225,7 @@ func TestLedgerFull(t *testing.T) {
 		t.Errorf("%d hosts served, %d refused", len(given), refused)
 	}
 	for h, port := range given {
-		s.Release(alias1, RowUDP, port, h, Peer{}, false, 0)
+		s.Release(alias1, RowUDP, port, h, Peer{}, 0)
 	}
 	if s.ledger.used != 0 {
 		t.Errorf("%d entries left", s.ledger.used)
@@ -296,7 +296,7 @@ func TestWorkersShareAnAlias(t *testing.T) {
 	for u, k := range worlds[1].exact {
 		if u.port == freed && k > 0 {
 			worlds[1].exact[u]--
-			spaces[1].Release(alias1, RowTCP, freed, host1, u.peer, true, 0)
+			spaces[1].Release(alias1, RowTCP, freed, host1, u.peer, 0)
 		}
 	}
 	if port, err := spaces[0].Toward(r, hot); err != nil || port != freed {
@@ -320,7 +320,7 @@ func TestCacheLife(t *testing.T) {
 	}
 	shut := func(port uint16) {
 		w.add(alias1, RowTCP, port, p, -1)
-		s.Release(alias1, RowTCP, port, host1, p, true, 0)
+		s.Release(alias1, RowTCP, port, host1, p, 0)
 	}
 	a, b := open(2000), open(2001)
 	if n := s.Stats().Caches; n != 0 {
@@ -391,7 +391,7 @@ func TestCachesMerge(t *testing.T) {
 	}
 	for _, l := range links {
 		w.add(l.alias, l.row, l.port, l.peer, -1)
-		s.Release(l.alias, l.row, l.port, host1, l.peer, true, 0)
+		s.Release(l.alias, l.row, l.port, host1, l.peer, 0)
 	}
 	back := 0
 	for ; ; back++ {
@@ -555,7 +555,7 @@ func TestBlockRest(t *testing.T) {
 	get := func(host packet.Addr, now clock.Tick) error {
 		port, err := s.Exclusive(&Request{Alias: alias1, Row: RowUDP, Host: host, Now: now})
 		if err == nil {
-			s.Release(alias1, RowUDP, port, host, Peer{}, false, now)
+			s.Release(alias1, RowUDP, port, host, Peer{}, now)
 		}
 		return err
 	}
@@ -676,7 +676,7 @@ func TestBlockLockedBetweenWorkers(t *testing.T) {
 	for i := range packet.Addr(32) {
 		for port := range blocks {
 			for p := port << 4; p < port<<4+16; p++ {
-				spaces[1].Release(alias1, RowTCP, p, host1+i, Peer{}, false, 0)
+				spaces[1].Release(alias1, RowTCP, p, host1+i, Peer{}, 0)
 			}
 			if owners.Byte(alias1, RowTCP, port<<4) == 2 {
 				freed = port
@@ -713,7 +713,7 @@ func TestBlockBesideAnotherWorkersPort(t *testing.T) {
 // A port that comes back from an exclusive mapping, or out of a link toward the peer, is found by a peer that had used up all.
 func TestUsedUpPeerFindsWhatComesBack(t *testing.T) {
 	w := newWorld()
-	s := newSpace(t, w, func(o *Options) { o.Low, o.High = 1024, 1024+127 })
+	s := newSpace(t, w, func(o *Options) { o.Low, o.High = 1024, 1024+1023 })
 	p, r := Peer{remote, 80}, &Request{Alias: alias1, Row: RowTCP, Host: host1}
 	own, err := s.Exclusive(r)
 	if err != nil {
@@ -729,16 +729,16 @@ func TestUsedUpPeerFindsWhatComesBack(t *testing.T) {
 			n++
 		}
 	}
-	if n := fill(); n != 127 {
-		t.Fatalf("%d links, want 127", n)
+	if n := fill(); n != 1023 {
+		t.Fatalf("%d links, want 1023", n)
 	}
-	s.Release(alias1, RowTCP, own, host1, Peer{}, false, 0)
+	s.Release(alias1, RowTCP, own, host1, Peer{}, 0)
 	if n := fill(); n != 1 {
 		t.Errorf("%d links after a mapping went, want 1", n)
 	}
-	for port := uint16(1024); port < 1034; port++ {
+	for port := uint16(1500); port < 1510; port++ {
 		w.add(alias1, RowTCP, port, p, -1)
-		s.Release(alias1, RowTCP, port, host1, p, true, 0)
+		s.Release(alias1, RowTCP, port, host1, p, 0)
 	}
 	if n := fill(); n != 10 {
 		t.Errorf("%d links after ten went", n)
@@ -769,7 +769,7 @@ func TestBlockSizeChanges(t *testing.T) {
 			}
 		}
 	}
-	s.Release(alias1, RowUDP, port, host1, Peer{}, false, 0)
+	s.Release(alias1, RowUDP, port, host1, Peer{}, 0)
 	if b := s.o.Owners.Byte(alias1, RowUDP, port); b != 0 {
 		t.Errorf("byte %d after release", b)
 	}
@@ -801,7 +801,7 @@ func TestAliasLeavesAndComesBack(t *testing.T) {
 	if b := s.o.Owners.Byte(alias1, RowTCP, port); b != 1 {
 		t.Errorf("byte of a live port is %d after the address came back", b)
 	}
-	s.Release(alias1, RowTCP, port, host1, p, true, 0)
+	s.Release(alias1, RowTCP, port, host1, p, 0)
 	s.o.Owners.Remove(alias1)
 	for i := range packet.Addr(500) { // a WAN address that changes daily
 		a := alias2 + i
@@ -812,7 +812,7 @@ func TestAliasLeavesAndComesBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Release(a, RowUDP, port, host1, Peer{}, false, 0)
+		s.Release(a, RowUDP, port, host1, Peer{}, 0)
 		s.o.Owners.Remove(a)
 	}
 	if n := len(s.aliases); n > 4 {
@@ -867,14 +867,14 @@ func TestNoAllocation(t *testing.T) {
 				b, err2 := s.Exclusive(r)
 				c, err3 := s.Pair(r)
 				if err1 == nil {
-					s.Release(alias1, RowTCP, a, host1, p, true, 0)
+					s.Release(alias1, RowTCP, a, host1, p, 0)
 				}
 				if err2 == nil {
-					s.Release(alias1, RowTCP, b, host1, Peer{}, false, 0)
+					s.Release(alias1, RowTCP, b, host1, Peer{}, 0)
 				}
 				if err3 == nil {
-					s.Release(alias1, RowTCP, c, host1, Peer{}, false, 0)
-					s.Release(alias1, RowTCP, c+1, host1, Peer{}, false, 0)
+					s.Release(alias1, RowTCP, c, host1, Peer{}, 0)
+					s.Release(alias1, RowTCP, c+1, host1, Peer{}, 0)
 				}
 				s.Advance(1, 8)
 			}

@@ -181,8 +181,7 @@ func (s *Space) apply(o Options) {
 		s.fitBlocks(a)
 		for _, r := range a.rows {
 			if r != nil {
-				r.dry, r.none = false, false // of the old range
-				r.gain++
+				r.dry = false // the next search that is in vain looks at everything anew
 			}
 		}
 	}

@@ -95,7 +95,7 @@ func TestTowardNeverFailsWhileAPortIsFree(t *testing.T) {
 		}
 		for port := range seen {
 			w.add(alias1, RowTCP, port, p, -1)
-			s.Release(alias1, RowTCP, port, host1, p, true, 0)
+			s.Release(alias1, RowTCP, port, host1, p, 0)
 		}
 		st := s.Stats()
 		if st.Caches != 0 {
@@ -123,7 +123,7 @@ func TestExclusiveNeverFailsWhileAPortIsFree(t *testing.T) {
 	if _, err := s.Exclusive(&Request{Alias: alias1, Row: RowUDP, Host: host1}); !errors.Is(err, ErrNoPort) {
 		t.Fatalf("error %v, want ErrNoPort", err)
 	}
-	s.Release(alias1, RowUDP, 4711, host1, Peer{}, false, 0)
+	s.Release(alias1, RowUDP, 4711, host1, Peer{}, 0)
 	if port, err := s.Exclusive(&Request{Alias: alias1, Row: RowUDP, Host: host1}); err != nil || port != 4711 {
 		t.Fatalf("the last port was not found: %d, %v", port, err)
 	}

@@ -14,7 +14,8 @@ func (s *Shard) admit(n *newLink, now clock.Tick) reason.Reason {
 	}
 	id := s.hosts.find(n.local.Addr)
 	if id == 0 {
-		for s.hosts.idle != 0 && int(s.hosts.fresh) == len(s.hosts.list) && s.hosts.free == 0 && s.hostIdle(now) {
+		for s.hosts.full() && s.hosts.idle != 0 && s.hostIdle(now) {
+			continue // one more idle host forgotten
 		}
 		rate := s.hostRate()
 		if id = s.hosts.add(n.local.Addr, rate*1000, now); id == 0 {
@@ -141,7 +142,7 @@ func (s *Shard) chooseOther(n *newLink, static uint32, now clock.Tick) reason.Re
 		n.alias = Alias{Addr: s.publicAddr(&s.table.list[static])}
 		n.kind = portRule
 	} else {
-		addr, why := s.aliasOfHost(n, now)
+		addr, why := s.aliasOfHost(n)
 		if why != reason.None {
 			return why
 		}
@@ -191,7 +192,7 @@ func (s *Shard) chooseStatic(n *newLink, now clock.Tick) reason.Reason {
 }
 
 // aliasOfHost returns the alias address that a host's new link gets, and settles it for the host when pooling is paired.
-func (s *Shard) aliasOfHost(n *newLink, now clock.Tick) (packet.Addr, reason.Reason) {
+func (s *Shard) aliasOfHost(n *newLink) (packet.Addr, reason.Reason) {
 	if len(s.pool) == 0 {
 		return 0, reason.NoPort
 	}
@@ -224,31 +225,9 @@ func (s *Shard) prefer(host packet.Addr) (best packet.Addr) {
 	return best
 }
 
-// aliasFor returns the alias address that packets of a host leave with if no link says so; false: there is none.
-func (s *Shard) aliasFor(local packet.Addr) (packet.Addr, bool) {
-	if at := s.table.addrOut(local); at != 0 {
-		a := s.publicAddr(&s.table.list[at])
-		return a, a != 0
-	}
-	if len(s.pool) == 0 {
-		return 0, false
-	}
-	if s.plan != nil {
-		a, _, _, ok := s.plan.Forward(local)
-		return a, ok
-	}
-	if id := s.hosts.find(local); id != 0 {
-		a := s.hosts.list[id].alias
-		if o := s.ours.find(a); o != nil && o.flags&addrDynamic != 0 {
-			return a, true
-		}
-	}
-	return s.prefer(local), true
-}
-
 // chooseFree takes a free port for a new mapping or link.
 func (s *Shard) chooseFree(n *newLink, now clock.Tick) reason.Reason {
-	addr, why := s.aliasOfHost(n, now)
+	addr, why := s.aliasOfHost(n)
 	if why != reason.None {
 		return why
 	}

@@ -280,10 +280,10 @@ func (s *Shard) givePort(id, heir uint32, now clock.Tick) {
 	a, r, proto := s.aliasOf(id), s.remoteOf(id), s.protoOf(id)
 	host := s.localOf(id).Addr
 	if protoIndex(proto) == 3 {
-		s.ports.Release(a.Addr, lport.RowOther, OtherRow(r.Addr, proto), 0, peerOf(r, portPeer), true, now)
+		s.ports.Release(a.Addr, lport.RowOther, OtherRow(r.Addr, proto), 0, peerOf(r, portPeer), now)
 		return
 	}
-	s.ports.Release(a.Addr, rowOf(proto), a.Port, host, peerOf(r, kind), kind != portExclusive, now)
+	s.ports.Release(a.Addr, rowOf(proto), a.Port, host, peerOf(r, kind), now)
 }
 
 // peerOf narrows a remote endpoint to what a port was taken toward.

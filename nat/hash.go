@@ -8,17 +8,13 @@ import (
 )
 
 // tuple is a packet's 5-tuple as it is seen on one side: addresses, then ports, protocol, side, and for ICMP queries whether
-// it asks or answers. Two words, compared as such.
-// The order of fields is that of packet.Headers, so that the compiler makes one load of two.
+// it asks or answers. Two words, compared as such. The order of fields is that of packet.Headers, so that the compiler makes one load of two.
 type tuple struct {
 	addrs uint64 // source | destination << 32
 	ports uint64 // source | destination << 16, then from bit 32: protocol (8 bits), side (1), request (1)
 }
 
-const (
-	sideBit    = 1 << 40 // set: as seen outside
-	requestBit = 1 << 41 // set: an ICMP query that asks
-)
+const requestBit = 1 << 41 // in tuple.ports: an ICMP query that asks
 
 // makeTuple builds the key of a packet that travels from src to dst as seen on side.
 func makeTuple(side Side, src, dst packet.Addr, sport, dport uint16, proto uint8, request bool) tuple {

@@ -25,8 +25,6 @@ type hold struct {
 	back   Released
 }
 
-func (q *holds) init(*seed) {}
-
 // full reports whether no SYN can be held.
 func (q *holds) full() bool { return q.tail-q.head == holdsMax }
 

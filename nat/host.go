@@ -54,6 +54,9 @@ func (x *hosts) find(a packet.Addr) uint32 {
 	return 0
 }
 
+// full reports whether there is no room for another host.
+func (x *hosts) full() bool { return x.free == 0 && int(x.fresh) == len(x.list) }
+
 // add makes a host known; 0: no room.
 func (x *hosts) add(a packet.Addr, tokens uint32, now clock.Tick) uint32 {
 	id := x.free

@@ -157,10 +157,6 @@ func (l *links) portKind(id uint32) portKind { return portKind(l.cold[id].flags 
 
 func (l *links) has(id uint32, flag uint8) bool { return l.cold[id].flags&flag != 0 }
 
-func (l *links) hopSlot(id uint32, direction int) *HopSlot {
-	return &l.lines[2*id+uint32(direction)].hop
-}
-
 // last returns when the link saw its last packet in either direction.
 func (l *links) last(id uint32) clock.Tick {
 	a, b := l.lines[2*id].last, l.lines[2*id+1].last

@@ -396,9 +396,16 @@ func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
 		s.answer(p, 11, 0, reason.TTLExpired)
 		return
 	}
-	if !s.room(now) {
-		s.drop(p, reason.TableFull)
-		return
+	if s.full() {
+		if !s.room(now) {
+			s.drop(p, reason.TableFull)
+			return
+		}
+		if rule == 0 { // the link given up may have been the mapping's last: ask again
+			t, _ := tupleOf(p)
+			s.inbound(p, t, now)
+			return
+		}
 	}
 	if !s.mineOut(n) || n.take && !s.fixed(n) {
 		s.drop(p, reason.NoPort)

@@ -915,3 +915,18 @@ func TestNoAliasAddress(t *testing.T) {
 		t.Error("host left")
 	}
 }
+
+// TestRecycledMappingAdmitsNobody: a full table gives up a closing link to make room for a packet that came by that link's own
+// mapping. The mapping is gone then, and so is its port.
+func TestRecycledMappingAdmitsNobody(t *testing.T) {
+	w := newWorld(t, func(o *Options) {
+		o.Limits.Links = 2
+		o.Rules.Mapping.TCP, o.Rules.Filtering.TCP = EndpointIndependent, EndpointIndependent
+	})
+	a := w.out(tcp(syn, prv1, 4660, ext1, 80))
+	w.out(tcp(syn, prv1, 4661, ext1, 80))
+	w.out(tcp(rst, prv1, 4660, ext1, 80))
+	w.refused(Outside, tcp(syn, ext2, 80, a.Addr, a.Port), Keep, reason.Held)
+	w.pass(time.Hour)
+	w.wantEmpty()
+}

@@ -62,8 +62,9 @@ type Counters struct {
 // Shard is all NAT state of one worker. No method may be called by another goroutine.
 type Shard struct {
 	// What an established packet reads comes first.
-	seed  seed
-	exact index // by tuple, both directions: line numbers
+	seed   seed
+	exact  index    // by tuple, both directions: line numbers
+	padded []uint64 // exact's slots and one more that stays empty, so that two can be read at once
 	links
 	quick  uint32 // a line that was idle for longer than this may have expired
 	epoch8 uint8  // low byte of epoch: a line that bears another one may not stand any more
@@ -160,7 +161,11 @@ func (s *Shard) allocate(n int, o *Options) (err error) {
 			err = f()
 		}
 	}
-	step(func() (e error) { s.exact.slots, e = table[uint64](&s.memory, 4*n+8); return })
+	step(func() (e error) {
+		s.padded, e = table[uint64](&s.memory, 4*n+9)
+		s.exact.slots = s.padded[:max(len(s.padded), 1)-1]
+		return e
+	})
 	step(func() error { return s.links.init(&s.memory, n) })
 	step(func() error { return s.groups.init(&s.memory, &s.links, &s.seed, n) })
 	step(func() (e error) { s.local.slots, e = table[uint64](&s.memory, n+n/3+8); return })
@@ -168,7 +173,6 @@ func (s *Shard) allocate(n int, o *Options) (err error) {
 	step(func() error { return s.closing.init(&s.memory, s.cold, o.Now) })
 	step(func() error { return s.hosts.init(&s.memory, &s.seed, n) })
 	step(func() error { return s.frag.init(&s.memory, o) })
-	s.holds.init(&s.seed)
 	s.freed.init(o.Limits.Fragments + holdsMax)
 	return err
 }

@@ -99,6 +99,7 @@ type WorkerStats struct {
 	Links      uint64            `json:"links"`
 	Frames     map[string]uint64 `json:"frames"`
 	Leaked     int64             `json:"frames_leaked"`
+	Routing    rtcache.Counters  `json:"rtcache"`          // attached next hops: hits, and misses by cause
 	PollGapsUS []uint64          `json:"poll_gap_us_log2"` // [i]: gaps of 2^i..2^(i+1)-1 microseconds
 }
 
@@ -136,6 +137,7 @@ type insideStats struct {
 	links   uint64
 	frames  map[string]uint64
 	sockets []rings.Counters
+	routing rtcache.Counters
 }
 
 // look asks the worker for a copy, by its mailbox. A worker that has ended gives the last state.
@@ -145,6 +147,7 @@ func (g *Gateway) look() insideStats {
 		s.links = g.shard.Counters().Links
 		s.frames["free"] = uint64(g.pool.Len())
 		s.frames["held"] = g.worker.c.held
+		s.routing = g.view.C
 		for _, p := range g.ports {
 			if p.socket == nil {
 				s.sockets = append(s.sockets, rings.Counters{})
@@ -177,7 +180,7 @@ func (g *Gateway) Workers() []WorkerStats {
 		Received: p.received.Load(), Translated: p.translated.Load(), Forwarded: p.forwarded.Load(),
 		Answered: p.answered.Load(), ARP: p.arps.Load(),
 		Bursts: p.bursts.Load(), Polls: p.polls.Load(), Sleeps: g.loop.sleeps.Load(),
-		Links: in.links, Frames: in.frames, Leaked: int64(g.frames),
+		Links: in.links, Frames: in.frames, Leaked: int64(g.frames), Routing: in.routing,
 	}
 	for i := range p.reasons {
 		if r := reason.Reason(i); r != reason.Punted && r != reason.Held {

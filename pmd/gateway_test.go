@@ -280,7 +280,6 @@ func TestStartFailsClean(t *testing.T) {
 		{"frames", func(o *Options) { o.Frames = 1 << 30 }, "MiB"},
 		{"few frames", func(o *Options) { o.Frames = 100 }, "rings.frames"},
 		{"zero-copy", func(o *Options) { o.Mode = ModeZeroCopy }, "zero"},
-		{"IPv6", func(o *Options) { o.IPv6Forward = true }, "routing.ipv6"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := labOptions()
@@ -355,15 +354,18 @@ func TestPuntReachesTheKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The XDP programs pass the kernel's own addresses by themselves; taken from them, the worker must find them out.
-	if err := g.tables.SetLocal(nil); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	pings, err := lab.Ping(ctx, in.Namespace, in.Addr, lab.GatewayInside, lab.PingOptions{Count: 3, Size: 56, Timeout: 2 * time.Second})
-	if err != nil || len(pings.RTT) != 3 {
-		t.Errorf("%d of 3 pings of the gateway answered: %v, drops %v", len(pings.RTT), err, dropsOf(g))
+	for range 10 {
+		// The XDP programs pass the kernel's own addresses by themselves; taken from them, the worker must find them out. The
+		// gateway gives them back when it hears any news of the kernel's, as it may once after the start.
+		if err := g.tables.SetLocal(nil); err != nil {
+			t.Fatal(err)
+		}
+		pings, err := lab.Ping(ctx, in.Namespace, in.Addr, lab.GatewayInside, lab.PingOptions{Timeout: 2 * time.Second})
+		if err != nil || len(pings.RTT) != 1 {
+			t.Errorf("%d of 1 pings of the gateway answered: %v, drops %v", len(pings.RTT), err, dropsOf(g))
+		}
 	}
 	if n := dropsOf(g)[reason.Punted.String()]; n < 3 {
 		t.Errorf("%d punted", n)

@@ -84,7 +84,7 @@ func (w *Worker) look(now clock.Tick) (work int) {
 	for i := range n {
 		e := &h.held[i]
 		p := &e.p
-		hop, v := w.routes.Route(nil, p.Ingress, e.sent.Src, destination(p), flowHash(&p.H))
+		hop, v := w.routeHeld(e)
 		if v == rtcache.Unresolved {
 			if now.Since(e.since) <= holdTicks {
 				w.routes.Want(hop)
@@ -99,7 +99,14 @@ func (w *Worker) look(now clock.Tick) (work int) {
 		}
 		w.c.held--
 		work++
-		if v == rtcache.OK {
+		switch {
+		case v == rtcache.OK && p.H.Kind == packet.KindIPv6:
+			w.sendV6(p, hop, now)
+			continue
+		case p.H.Kind == packet.KindIPv6:
+			w.unroutableV6(p, v, now)
+			continue
+		case v == rtcache.OK:
 			w.send(p, &e.sent, hop, now)
 			continue
 		}
@@ -111,4 +118,14 @@ func (w *Worker) look(now clock.Tick) (work int) {
 	}
 	clear(h.hops[h.n:n])
 	return work
+}
+
+// routeHeld routes a packet that waits once more, without the flow's slot: that may belong to another flow by now.
+func (w *Worker) routeHeld(e *heldPacket) (*rtcache.Hop, rtcache.Verdict) {
+	p := &e.p
+	if p.H.Kind == packet.KindIPv6 {
+		src, dst := addressesV6(p)
+		return w.routes.RouteV6(nil, p.Ingress, src, dst, flowHashV6(p))
+	}
+	return w.routes.Route(nil, p.Ingress, e.sent.Src, destination(p), flowHash(&p.H))
 }

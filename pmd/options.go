@@ -47,4 +47,5 @@ type Options struct {
 	RTCache       bool
 	ReversePath   rtcache.ReversePathMode
 	IPv6Forward   bool
+	RouteBuffer   int // bytes of the buffer for the kernel's routing messages; 0: what rtcache takes
 }

@@ -67,6 +67,8 @@ func (w *Worker) refuse(p *nat.Packet) {
 		w.host(p)
 	case h.Dst >= multicast: // class E is nobody's
 		w.drop(p.Frame, p.Data, reason.NoRoute, false)
+	case w.six.on && h.Kind == packet.KindIPv6:
+		w.six.add(p)
 	default: // ARP, IPv6, VLAN tags, any other protocol
 		w.host(p)
 	}

@@ -60,6 +60,7 @@ type rigOptions struct {
 	chunk    int
 	anyMAC   bool
 	finished func(uint64, []byte, reason.Reason, bool)
+	ipv6     bool // forward it: 2001:db8:1::/48 is inside
 }
 
 func newRig(t testing.TB, o rigOptions) *rig {
@@ -97,6 +98,10 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		NextHops: [][6]byte{peerMAC, peerMAC},
 		Routes:   []rtcache.StaticRoute{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Port: inPort}},
 	}
+	if o.ipv6 {
+		routes.Ports[inPort].AddrV6, routes.Ports[outPort].AddrV6 = insideV6, outsideV6
+		routes.Routes = append(routes.Routes, rtcache.StaticRoute{Prefix: netip.MustParsePrefix("2001:db8:1::/48"), Port: inPort})
+	}
 	if o.routes != nil {
 		o.routes(&routes)
 	}
@@ -113,7 +118,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	})
 	check()
 	t.Cleanup(func() { shard.Close() })
-	wo := WorkerOptions{UMEM: r.umem, Pool: r.pool, NAT: shard, Routes: r.table.View(), Table: r.table, Aliases: Aliases(&rules), Finished: o.finished}
+	wo := WorkerOptions{UMEM: r.umem, Pool: r.pool, NAT: shard, Routes: r.table.View(), Table: r.table, Aliases: Aliases(&rules), Finished: o.finished, IPv6Forward: o.ipv6}
 	if o.punt {
 		wo.Punt = r
 	}

@@ -20,7 +20,12 @@ func (w *Worker) route(b []nat.Packet, now clock.Tick) {
 			continue
 		}
 		dst := destination(p)
-		hop, v := w.routes.Route((*[2]uint64)(p.Hop), p.Ingress, w.asSent(p, i).Src, dst, flowHash(&p.H))
+		src, hash := w.asSent(p, i).Src, flowHash(&p.H)
+		slot := (*[2]uint64)(p.Hop)
+		if slot == nil {
+			slot = w.plain.slot(src, dst, hash)
+		}
+		hop, v := w.routes.Route(slot, p.Ingress, src, dst, hash)
 		if v != rtcache.OK || int(p.H.Len) > hop.MTU() || w.hold.n > 0 {
 			w.detour(p, i, hop, v, now)
 			continue

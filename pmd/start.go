@@ -55,8 +55,6 @@ func Start(o Options) (*Gateway, error) {
 func (g *Gateway) resolve() (err error) {
 	o := &g.o
 	switch {
-	case o.IPv6Forward:
-		return errors.New("routing.ipv6: forward is not built yet: use kernel")
 	case o.SteerFlow:
 		return errors.New("workers.steer: flow is not built yet: use host")
 	case len(o.Queues) > 0 && len(o.Cores) > 0 && len(o.Queues) != len(o.Cores):
@@ -181,7 +179,7 @@ func (g *Gateway) openRoutes() (err error) {
 	w := &g.world
 	w.changed = make(chan struct{}, 1)
 	g.table, err = rtcache.New(rtcache.Options{
-		Ports: slices.Clone(w.ports), ReversePath: g.o.ReversePath, CacheOff: !g.o.RTCache,
+		Ports: slices.Clone(w.ports), ReversePath: g.o.ReversePath, CacheOff: !g.o.RTCache, ReceiveBuffer: g.o.RouteBuffer,
 		OnPort: w.onPort, OnAddresses: w.onAddresses,
 	})
 	if err != nil {
@@ -301,7 +299,7 @@ func ringsMode(m Mode) rings.Mode {
 func (g *Gateway) loadPrograms() (err error) {
 	ports := g.table.Ports()
 	for i, p := range g.ports {
-		p.program, err = rings.LoadProgram(rings.ProgramOptions{Tables: g.tables, Number: i, MAC: ports[i].MAC[:], ARPByWorker: !rings.CanSendBack(p.name)})
+		p.program, err = rings.LoadProgram(rings.ProgramOptions{Tables: g.tables, Number: i, MAC: ports[i].MAC[:], ForwardIPv6: g.o.IPv6Forward, ARPByWorker: !rings.CanSendBack(p.name)})
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -319,6 +317,7 @@ func (g *Gateway) startWorker() (err error) {
 	}
 	o := WorkerOptions{
 		UMEM: g.umem, Pool: g.pool, NAT: g.shard, Routes: g.view, Table: g.table, Aliases: g.world.aliases, Punt: g.punter,
+		IPv6Forward: g.o.IPv6Forward,
 	}
 	ports := g.table.Ports()
 	for i, p := range g.ports {

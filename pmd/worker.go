@@ -46,6 +46,8 @@ type WorkerOptions struct {
 	Mesh     *Mesh
 	Steering *Steering
 
+	IPv6Forward bool // forward IPv6, by the same routes; otherwise it is the kernel's
+
 	// Finished, if not nil, is told the end of every received packet: the address of its chunk, and None when it was sent
 	// on; otherwise its bytes, the reason, and whether an ICMP error was sent back. It must not keep or change the bytes.
 	Finished func(chunk uint64, data []byte, r reason.Reason, answered bool)
@@ -69,6 +71,8 @@ type Worker struct {
 	pub   published
 
 	hold     hold
+	plain    plain
+	six      six
 	errors   errorLimit
 	split    split
 	one      [1]rings.Frame // a line of one: here, because what goes through an interface must not be on the stack
@@ -98,7 +102,7 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 		return nil, errors.New("pmd: a worker needs ports")
 	case o.Mesh != nil && (o.Steering == nil || o.Index < 0 || o.Index >= len(o.Mesh.packets) || o.Mesh.pools[o.Index] != o.Pool):
 		return nil, fmt.Errorf("pmd: worker %d does not fit the mesh", o.Index)
-	case o.UMEM.ChunkSize() < packet.ICMPErrorMax:
+	case o.UMEM.ChunkSize() < packet.ICMPErrorMax, o.IPv6Forward && o.UMEM.ChunkSize() < packet.ICMPv6ErrorMax:
 		return nil, fmt.Errorf("pmd: chunks of %d bytes are too small", o.UMEM.ChunkSize())
 	}
 	w := &Worker{o: o, umem: o.UMEM, nat: o.NAT, routes: o.Routes, table: o.Table, pool: o.Pool, ports: make([]port, len(o.Ports))}
@@ -114,6 +118,8 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 	if o.Mesh != nil {
 		w.peers.init(o.Mesh, o.Index)
 	}
+	w.plain.init(o.IPv6Forward)
+	w.six.on = o.IPv6Forward
 	return w, nil
 }
 
@@ -160,6 +166,7 @@ func (w *Worker) finish(b []nat.Packet, now clock.Tick) {
 	w.touch(b)
 	w.translate(b, now)
 	w.route(b, now)
+	w.forwardIPv6(now)
 	w.tx()
 	w.show()
 }

@@ -43,7 +43,6 @@ type control struct {
 	egressOf map[egress]uint16
 	info     []hopInfo // parallel to Table.hops
 	hopOf    map[hopKey]uint32
-	hopsUsed int // entries ever used; 1 + len(info) in use
 	rested   []restingHop
 	waiting  map[uint32]struct{} // hops that are unresolved
 	failed   map[uint32]struct{} // hops that did not answer
@@ -678,7 +677,7 @@ func (c *control) publish() {
 		}
 		c.t.snap.Store(&snapshot{
 			local: c.local.published(), main: c.main.published(), sets: c.sets.published(),
-			ports: ports, source: c.sources(),
+			ports: ports, source: c.sources(), sourceV6: c.sourcesV6(),
 		})
 		c.changed = false
 		c.stats.Published++

@@ -92,11 +92,12 @@ type route struct {
 
 // snapshot is all that a lookup needs, swapped as a whole.
 type snapshot struct {
-	local  *bart.Table[route] // the kernel's own addresses: looked up first, as the kernel does
-	main   *bart.Table[route]
-	sets   setChunks
-	ports  []Port
-	source []packet.Addr // per port: the address that the gateway speaks from
+	local    *bart.Table[route] // the kernel's own addresses: looked up first, as the kernel does
+	main     *bart.Table[route]
+	sets     setChunks
+	ports    []Port
+	source   []packet.Addr // per port: the address that the gateway speaks from
+	sourceV6 []netip.Addr  // likewise, the zero Addr when there is none
 }
 
 // lookup gives the paths of an address with verdict OK, or why there are none. With a route that leaves elsewhere the

@@ -17,7 +17,11 @@
 // usual three, other tables, VRFs (refused by New), routes by source or type of service, encapsulations.
 package rtcache
 
-import "pollux/internal/packet"
+import (
+	"net/netip"
+
+	"pollux/internal/packet"
+)
 
 // Verdict is the outcome of routing one packet.
 type Verdict uint8
@@ -53,4 +57,5 @@ type Port struct {
 	MTU     int
 	Up      bool        // administratively up
 	Addr    packet.Addr // primary IPv4 address, 0: none: source of ICMP errors sent from here
+	AddrV6  netip.Addr  // static tables only: the port's IPv6 address
 }

@@ -45,6 +45,11 @@ func NewStatic(o StaticOptions) (*Table, error) {
 			c.addr(&addrEvent{index: p.IfIndex, addr: own})
 			c.route(&routeEvent{local: true, prefix: own, kind: setLocal})
 		}
+		if p.AddrV6.IsValid() {
+			own := netip.PrefixFrom(p.AddrV6, 128)
+			c.addr(&addrEvent{index: p.IfIndex, addr: own})
+			c.route(&routeEvent{local: true, prefix: own, kind: setLocal})
+		}
 		if !o.Unresolved {
 			mac := [6]byte{2, 0, 0, 0, 1, byte(i)}
 			if i < len(o.NextHops) {

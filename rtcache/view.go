@@ -26,20 +26,21 @@ type View struct {
 	last   request // pushed last
 }
 
-// Counters count what Route did, by cause. All packets: Hits + the misses.
+// Counters count what Route did, by cause. All packets: Hits + the misses. Where the route changed or the hop did, the flow was
+// only revalidated: it skips the reverse-path check.
 type Counters struct {
-	Hits           uint64 // the attached next hop was reused
-	Unattached     uint64 // miss: the flow had no next hop yet
-	NoSlot         uint64 // miss: the packet belongs to no flow
-	RouteChanged   uint64 // miss: a route that covers the destination's bucket changed
-	IngressChanged uint64 // miss: the flow came in by another port
-	HopChanged     uint64 // miss: the attached next hop is not usable now, or not marked as used since the last sweep
-	ModeChanged    uint64 // miss: the reverse-path mode changed, or the slot belongs to another destination
-	CacheOff       uint64 // miss: the cache is switched off
-	ReverseChecked uint64 // reverse-path lookups made
-	ReverseFailed  uint64 // and failed
-	Requests       uint64 // asked the control goroutine for an on-link host's hop or to resolve one
-	RequestsFull   uint64 // could not ask now: the ring was full; the packet is Unresolved all the same
+	Hits           uint64 `json:"hits"`            // the attached next hop was reused
+	Unattached     uint64 `json:"unattached"`      // miss: the flow had no next hop yet
+	NoSlot         uint64 `json:"no_slot"`         // miss: the packet belongs to no flow
+	RouteChanged   uint64 `json:"route_changed"`   // miss: a route that covers the destination's bucket changed
+	IngressChanged uint64 `json:"ingress_changed"` // miss: the flow came in by another port
+	HopChanged     uint64 `json:"hop_changed"`     // miss: the attached next hop is not usable now, or not marked as used since the last sweep
+	ModeChanged    uint64 `json:"mode_changed"`    // miss: the reverse-path mode changed, or the slot belongs to another destination
+	CacheOff       uint64 `json:"cache_off"`       // miss: the cache is switched off
+	ReverseChecked uint64 `json:"reverse_checked"` // reverse-path lookups made
+	ReverseFailed  uint64 `json:"reverse_failed"`  // and failed
+	Requests       uint64 `json:"requests"`        // asked the control goroutine for an on-link host's hop or to resolve one
+	RequestsFull   uint64 `json:"requests_full"`   // could not ask now: the ring was full; the packet is Unresolved all the same
 }
 
 // Route gives the next hop of a packet. slot is the flow's, nil: none; src as received (for the reverse-path check), dst

@@ -184,7 +184,7 @@ var badInputs = []struct{ name, yaml, want string }{
 	// Routing, control, log, replay.
 	{"rtcache a word", base + "routing: {rtcache: »on}\n", "true or false"},
 	{"reverse_path unknown", base + "routing: {reverse_path: »feasible}\n", "strict | loose | off"},
-	{"ipv6 not built", base + "routing: {ipv6: »forward}\n", "not built yet; allowed: kernel"},
+	{"ipv6 unknown", base + "routing: {ipv6: »translate}\n", "kernel"},
 	{"socket empty", base + "control: {socket: »\"\"}\n", "a path"},
 	{"socket too long", base + "control: {socket: »/" + strings.Repeat("x", 120) + "}\n", "..."},
 	{"socket mode", base + "control: {mode: »\"0999\"}\n", "octal"},

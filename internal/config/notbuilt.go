@@ -5,7 +5,6 @@ package config
 var notBuilt = []struct{ path, takes, what string }{
 	{"workers.steer", "host", "steering by flow"},
 	{"workers.oversubscribe", "false", "running more workers than cores"},
-	{"routing.ipv6", "kernel", "forwarding IPv6"},
 	{"control.metrics", "", "serving metrics"},
 	{"log.syslog", "", "logging by syslog"},
 	{"log.ipfix", "", "logging by IPFIX"},

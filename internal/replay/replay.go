@@ -46,6 +46,9 @@ func Run(o Options) error {
 	if err := pmd.CheckWorkers(len(o.Gateway.Cores)); err != nil {
 		return err
 	}
+	if o.Gateway.IPv6Forward {
+		return errors.New("routing.ipv6: forward: a replayed world is IPv4 alone (replay.inside_networks, replay.next_hop_mac): use kernel, which lists IPv6 as to-host")
+	}
 	if o.Warn == nil {
 		o.Warn = func(string) {}
 	}
