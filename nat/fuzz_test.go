@@ -420,7 +420,6 @@ func FuzzTranslate(f *testing.F) {
 	})
 }
 
-
 // seedStories are where the fuzzer begins; testdata holds what it found worth keeping.
 var seedStories = [][]byte{
 	// UDP out, its answer, an error about it, time.

@@ -76,3 +76,14 @@ func (l *links) less() {
 		l.share.left.Add(credit)
 	}
 }
+
+// WorkerLimits is one shard's part of limits that workers share. Links are a total that LinkShare keeps; a shard has room for
+// four times its even part of them, so that need decides and memory does not grow with the workers. A fragmented datagram may
+// be known at two shards, the one with its table and the one that owns its flow: each has room for twice its even part.
+func WorkerLimits(l Limits, workers int) Limits {
+	if workers > 1 {
+		part := func(n, times int) int { return min(n, times*((n+workers-1)/workers)) }
+		l.Links, l.Fragments = part(l.Links, 4), part(l.Fragments, 2)
+	}
+	return l
+}

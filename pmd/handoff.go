@@ -58,10 +58,16 @@ func NewMesh(pools []*rings.Pool) *Mesh {
 // underWay returns how many frames lie in rings between workers. While workers run it is an estimate.
 func (m *Mesh) underWay() (n int) {
 	for from := range m.packets {
-		for to := range m.packets {
-			if from != to {
-				n += m.packets[from][to].Len() + m.home[from][to].Len()
-			}
+		n += m.underWayFrom(from)
+	}
+	return n
+}
+
+// underWayFrom is underWay for the rings that one worker fills.
+func (m *Mesh) underWayFrom(from int) (n int) {
+	for to := range m.packets {
+		if from != to {
+			n += m.packets[from][to].Len() + m.home[from][to].Len()
 		}
 	}
 	return n
