@@ -71,7 +71,9 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 		SideOf: pmd.SideOf(g.table), Now: now,
 	}
 	if n > 1 {
-		rules = pmd.FollowPort(rules, o.World.OutsideAddress)
+		if o.Gateway.AliasPort {
+			rules = pmd.FollowPort(rules, o.World.OutsideAddress)
+		}
 		g.owners = lport.NewOwners(nil)
 		if err := pmd.Publish(g.owners, &rules); err != nil {
 			return g, err
