@@ -7,8 +7,11 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FUZZTIME ?= 30s
 FUZZ     ?= .
 BENCH    ?= .
-COUNT    ?= 5
+BASE     ?= HEAD
+PKG      ?= ./...
+COUNT    ?= 6
 SOAKTIME ?= 10m
+SOAKPACKETS ?= 12000000
 TESTTIME ?= 15m
 
 # What the tests and the generator use beyond Go itself: the command or file to look for, and its Debian package.
@@ -16,14 +19,14 @@ NEEDS := ip:iproute2 nft:nftables iperf3:iperf3 curl:curl ping:iputils-ping trac
          clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .DEFAULT_GOAL := build
-.PHONY: build help deps lint test unit integration bench fuzz soak generate demo clean
+.PHONY: build help deps lint test unit integration bench bench-compare fuzz soak generate demo clean
 
 build: ## build bin/pollux
 	$(GO) build -trimpath -o $(BIN) ./cmd/pollux
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) TESTTIME=$(TESTTIME)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "Variables: FUZZTIME=$(FUZZTIME) FUZZ=$(FUZZ) BENCH=$(BENCH) BASE=$(BASE) PKG=$(PKG) COUNT=$(COUNT) SOAKTIME=$(SOAKTIME) SOAKPACKETS=$(SOAKPACKETS) TESTTIME=$(TESTTIME)"
 
 deps: ## install the Debian packages that tests and `make generate` need (only those that are missing)
 	@missing=; for n in $(NEEDS); do \
@@ -50,18 +53,22 @@ unit: ## tests of the packages alone
 integration: ## tests of the built binary over AF_XDP in network namespaces
 	$(GO) test -count=1 -timeout $(TESTTIME) ./test/
 
-bench: ## benchmarks (BENCH=regexp COUNT=n)
+bench: ## benchmarks, as benchstat reads them (BENCH=regexp COUNT=n)
 	$(GO) test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) ./...
+
+bench-compare: ## benchmarks of the working tree against a commit, run in turn (BASE=revision BENCH=regexp PKG=packages COUNT=n)
+	@BENCH='$(BENCH)' PKG='$(PKG)' COUNT='$(COUNT)' GO='$(GO)' tools/bench-compare '$(BASE)'
 
 fuzz: ## every fuzz target for FUZZTIME (FUZZ=regexp selects)
 	@set -e -o pipefail; \
 	{ grep -oHE '^func Fuzz[A-Za-z0-9_]*' $$(git ls-files '*_test.go') || true; } | sed 's/:func / /' | while read -r file name; do \
 	  [[ $$name =~ $(FUZZ) ]] || continue; \
 	  echo "fuzz $$name in $$(dirname $$file) for $(FUZZTIME)"; \
-	  $(GO) test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file) </dev/null; \
+	  $(GO) test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) -fuzzminimizetime=20x ./$$(dirname $$file) </dev/null; \
 	done
 
-soak: ## mixed traffic with restarts through one lab for SOAKTIME
+soak: ## simulated networks around the translator for SOAKPACKETS, then mixed traffic with restarts through one lab for SOAKTIME
+	$(GO) test -count=1 -v -timeout 0 -run '^TestSimulation$$' ./nat/ -nat.packets $(SOAKPACKETS)
 	$(SUDO) env "PATH=$$PATH" POLLUX_SOAK=$(SOAKTIME) $(GO) test -count=1 -v -timeout 0 -run '^TestSoak$$' ./test/
 
 generate: deps ## rebuild the XDP program and whatever else is generated and committed

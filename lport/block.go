@@ -37,7 +37,7 @@ const (
 
 // aliasBlocks are the blocks of one alias address.
 type aliasBlocks struct {
-	all  []block // 65536 >> shift
+	all  []block // by block index
 	free bitset  // by block index: not this worker's and not known to be taken
 	live int     // held and resting
 	seen uint32  // as row.seen and row.dry
@@ -46,7 +46,8 @@ type aliasBlocks struct {
 
 // blockSet is the geometry, and the two lines of blocks that wait. All wait equally long, so the lines are in order.
 type blockSet struct {
-	shift         uint32 // log2 of the size; 0: off
+	size          uint32 // ports in a block, a multiple of 4; 0: off
+	skew          uint32 // block i starts at port i*size - skew, so that one starts where the port range does
 	first, end    uint32 // indexes of the blocks that lie in the port range
 	idle, resting blockLine
 }
@@ -64,20 +65,25 @@ type BlockEvent struct {
 	Taken       bool // false: given up
 }
 
-// blockSpan returns the indexes [first, end) of the blocks that lie in the port range.
-func blockSpan(o Options) (first, end uint32) {
-	size := uint32(o.Block.Size)
-	return (uint32(o.Low) + size - 1) / size, (uint32(o.High) + 1) / size
+// blockSpan returns how blocks lie: the first starts at the first multiple of 4 in the port range (a block is claimed by its
+// first word of owner bytes), and those with indexes [first, end) lie in the range.
+func blockSpan(o Options) (skew, first, end uint32) {
+	size, low := uint32(o.Block.Size), (uint32(o.Low)+3)&^3
+	skew = (size - low%size) % size
+	return skew, (low + skew) / size, (uint32(o.High) + 1 + skew) / size
 }
+
+// of returns the index of the block that a port lies in.
+func (b *blockSet) of(port uint16) uint32 { return (uint32(port) + b.skew) / b.size }
 
 // fitBlocks gives an alias address its block table when blocks are on.
 func (s *Space) fitBlocks(a *aliasSpace) {
 	b := &a.blocks
 	b.dry = false
-	if s.blocks.shift == 0 || b.all != nil {
+	if s.blocks.size == 0 || b.all != nil {
 		return
 	}
-	all, err := mapped[block](65536 >> s.blocks.shift)
+	all, err := mapped[block](int(s.blocks.of(65535)) + 1)
 	if err != nil {
 		return // no memory: no block is ever found and requests are refused
 	}
@@ -87,7 +93,7 @@ func (s *Space) fitBlocks(a *aliasSpace) {
 	}
 }
 
-func (s *Space) blockID(a *aliasSpace, i uint32) uint32 { return uint32(a.index)<<blockBits | i + 1 }
+func (s *Space) blockID(a *aliasSpace, i uint32) uint32 { return uint32(a.index)<<blockBits + i + 1 }
 
 func (s *Space) block(id uint32) (*aliasSpace, *block, uint32) {
 	a, i := s.aliases[(id-1)>>blockBits], (id-1)&(1<<blockBits-1)
@@ -95,7 +101,7 @@ func (s *Space) block(id uint32) (*aliasSpace, *block, uint32) {
 }
 
 func (s *Space) blockPorts(i uint32) (lo, hi uint32) {
-	return i << s.blocks.shift, (i+1)<<s.blocks.shift - 1
+	return i*s.blocks.size - s.blocks.skew, (i+1)*s.blocks.size - s.blocks.skew - 1
 }
 
 // findInBlocks looks in the blocks that the host holds, then takes more of them.
@@ -131,7 +137,7 @@ func (s *Space) wantedInBlock(q *query, r *Request) int32 {
 	if !s.o.SamePorts && !q.only {
 		return -1
 	}
-	b := &q.a.blocks.all[r.Want>>s.blocks.shift]
+	b := &q.a.blocks.all[s.blocks.of(r.Want)]
 	if b.state != blockHeld || b.host != r.Host || !s.tryWanted(q, r.Want, false) {
 		return -1
 	}
@@ -325,7 +331,7 @@ func (s *Space) enterBlock(a *aliasSpace, rw Row, port uint16) {
 	if rw >= blockRows || len(a.blocks.all) == 0 {
 		return
 	}
-	b := &a.blocks.all[port>>s.blocks.shift]
+	b := &a.blocks.all[s.blocks.of(port)]
 	if b.state != blockHeld {
 		return
 	}
@@ -337,10 +343,10 @@ func (s *Space) enterBlock(a *aliasSpace, rw Row, port uint16) {
 
 // leaveBlock undoes enterBlock and reports whether the port's byte belongs to a block.
 func (s *Space) leaveBlock(a *aliasSpace, rw Row, port uint16, now clock.Tick) bool {
-	if s.blocks.shift == 0 || rw >= blockRows || len(a.blocks.all) == 0 {
+	if s.blocks.size == 0 || rw >= blockRows || len(a.blocks.all) == 0 {
 		return false
 	}
-	i := uint32(port) >> s.blocks.shift
+	i := s.blocks.of(port)
 	b := &a.blocks.all[i]
 	if b.state != blockHeld || b.links == 0 {
 		return b.state != blockFree
@@ -354,8 +360,8 @@ func (s *Space) leaveBlock(a *aliasSpace, rw Row, port uint16, now clock.Tick) b
 
 // resting reports whether a port's block rests.
 func (s *Space) resting(a *aliasSpace, rw Row, port uint16) bool {
-	return s.blocks.shift != 0 && rw < blockRows && len(a.blocks.all) != 0 &&
-		a.blocks.all[port>>s.blocks.shift].state == blockResting
+	return s.blocks.size != 0 && rw < blockRows && len(a.blocks.all) != 0 &&
+		a.blocks.all[s.blocks.of(port)].state == blockResting
 }
 
 // Advance ends the waiting of at most budget blocks whose time has come and returns how many it was.

@@ -90,8 +90,8 @@ func (s *Space) giveBack(a *aliasSpace, r *row, rw Row, port uint16) {
 	}
 	a.own.release(rw, port)
 	r.held--
-	if s.blocks.shift != 0 && rw < blockRows && len(a.blocks.all) != 0 {
-		a.blocks.free.set(port >> s.blocks.shift)
+	if s.blocks.size != 0 && rw < blockRows && len(a.blocks.all) != 0 {
+		a.blocks.free.set(uint16(s.blocks.of(port)))
 	}
 	var self int32
 	if r.hungry {
@@ -135,7 +135,7 @@ func (s *Space) begin(q *query, r *Request) error {
 			}
 		}
 	}
-	if s.o.PortsPerHost > 0 || s.blocks.shift != 0 {
+	if s.o.PortsPerHost > 0 || s.blocks.size != 0 {
 		if q.host = s.ledger.host(r.Host); q.host == nil {
 			return ErrHostLimit
 		}
@@ -179,7 +179,7 @@ func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
 
 // find searches until a port is found or every owner byte was looked at in vain.
 func (s *Space) find(q *query, r *Request) (int32, error) {
-	if s.blocks.shift != 0 {
+	if s.blocks.size != 0 {
 		return s.findInBlocks(q, r, false)
 	}
 	for range refills {
@@ -368,7 +368,7 @@ func (s *Space) commit(q *query, port uint16) {
 	if q.c.live {
 		q.c.set(port)
 	}
-	if s.blocks.shift != 0 {
+	if s.blocks.size != 0 {
 		s.enterBlock(q.a, q.row, port)
 	}
 	if s.o.PortsPerHost > 0 && q.host != nil {
@@ -446,7 +446,7 @@ func (s *Space) Pair(r *Request) (even uint16, err error) {
 }
 
 func (s *Space) findPair(q *query, r *Request) (int32, error) {
-	if s.blocks.shift != 0 {
+	if s.blocks.size != 0 {
 		return s.findInBlocks(q, r, true)
 	}
 	for range refills {
@@ -474,7 +474,7 @@ func (s *Space) pairIn(q *query) int32 {
 			if s.claim(q, uint16(port)+1) {
 				return int32(port)
 			}
-			if s.blocks.shift == 0 {
+			if s.blocks.size == 0 {
 				s.giveBack(q.a, q.r, q.row, uint16(port))
 			}
 		}

@@ -286,10 +286,13 @@ func TestBlocksAgainstModel(t *testing.T) {
 		held bool
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		const size, most = 8, 2
+		const most = 2
+		size := uint16(rapid.SampledFrom([]int{4, 8, 12, 20}).Draw(t, "size"))
+		low := uint16(rapid.IntRange(57, 64).Draw(t, "low"))
+		start := (low + 3) &^ 3
 		m := newModel(t, 1, func(o *Options) {
-			o.Low, o.High, o.SamePorts = 60, 130, rapid.Bool().Draw(t, "same") // blocks 64..127: eight
-			o.Block = Block{Size: size, MaxPerHost: most, IdleRelease: 10e6, Rest: 20e6}
+			o.Low, o.High, o.SamePorts = low, 130, rapid.Bool().Draw(t, "same")
+			o.Block = Block{Size: int(size), MaxPerHost: most, IdleRelease: 10e6, Rest: 20e6}
 		})
 		defer m.close()
 		s := m.spaces[0]
@@ -301,7 +304,7 @@ func TestBlocksAgainstModel(t *testing.T) {
 				if !ok {
 					return
 				}
-				if e.High-e.Low != size-1 || e.Low%size != 0 || e.Low < 60 || e.High > 130 || e.Alias != alias1 {
+				if e.High-e.Low != size-1 || (e.Low-start)%size != 0 || e.Low < low || e.High > 130 || e.Alias != alias1 {
 					t.Fatalf("event %+v is no block of %d", e, size)
 				}
 				b := blocks[e.Low]
@@ -334,7 +337,7 @@ func TestBlocksAgainstModel(t *testing.T) {
 					}
 					events()
 					mine, free := 0, 0
-					for lo := uint16(64); lo < 128; lo += size {
+					for lo := start; lo+size-1 <= 130; lo += size {
 						b := blocks[lo]
 						switch {
 						case b == nil, !b.held && now.Since(b.at) >= 20 && s.Advance(now, 0) == 0 && b.host != r.Host && m.owners.Byte(alias1, RowTCP, lo) == 0:
@@ -352,7 +355,7 @@ func TestBlocksAgainstModel(t *testing.T) {
 					}
 					switch {
 					case err == nil:
-						if b := blocks[port&^(size-1)]; b == nil || !b.held || b.host != r.Host {
+						if b := blocks[port-(port-start)%size]; b == nil || !b.held || b.host != r.Host {
 							t.Fatalf("port %d is in no block of host %v", port, r.Host)
 						}
 						m.given(modelUse{row: r.Row, port: port, host: r.Host, exclusive: exclusive, key: p, link: p})

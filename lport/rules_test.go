@@ -835,9 +835,9 @@ func TestOptionsAreChecked(t *testing.T) {
 		"too many workers":  func(o *Options) { o.Workers = 254 },
 		"range upside down": func(o *Options) { o.Low = 65535; o.High = 1 },
 		"block of 2":        func(o *Options) { o.Block = Block{Size: 2, MaxPerHost: 1} },
-		"block of 100":      func(o *Options) { o.Block = Block{Size: 100, MaxPerHost: 1} },
+		"block of 102":      func(o *Options) { o.Block = Block{Size: 102, MaxPerHost: 1} },
 		"no block per host": func(o *Options) { o.Block = Block{Size: 64} },
-		"no whole block":    func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 1}; o.Low, o.High = 1025, 1150 },
+		"no whole block":    func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 1}; o.Low, o.High = 1025, 1090 },
 		"block and plan":    func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 1}; o.Deterministic = plan },
 		"negative limit":    func(o *Options) { o.PortsPerHost = -1 },
 	} {

@@ -2,7 +2,6 @@ package lport
 
 import (
 	"fmt"
-	"math/bits"
 	"math/rand/v2"
 	"time"
 
@@ -10,7 +9,7 @@ import (
 	"pollux/internal/packet"
 )
 
-// Block configures port blocks per host; Size 0 is off. Size is a power of two, at least 4.
+// Block configures port blocks per host; Size 0 is off. Size is a multiple of 4.
 type Block struct {
 	Size, MaxPerHost  int
 	IdleRelease, Rest time.Duration
@@ -122,8 +121,8 @@ func (s *Space) Close() {
 	*s = Space{}
 }
 
-// Configure changes the rules; nothing is changed when it fails. Ports in use stay in use. A new block size dissolves the
-// blocks: their ports live on as single ports until their links end.
+// Configure changes the rules; nothing is changed when it fails. Ports in use stay in use. When blocks are
+// to lie otherwise (size, start of the range), those there are dissolve: their ports live on as single ports until their links end.
 func (s *Space) Configure(o Options) error {
 	o.Worker, o.Workers, o.Seed = s.o.Worker, s.o.Workers, s.o.Seed
 	o.Hosts, o.Links, o.Caches = s.o.Hosts, s.o.Links, s.o.Caches
@@ -133,7 +132,7 @@ func (s *Space) Configure(o Options) error {
 	if o.Owners != s.o.Owners {
 		return fmt.Errorf("lport: the owner table cannot be exchanged in a running Space")
 	}
-	if o.Block.Size != s.o.Block.Size {
+	if o.Block.Size != s.o.Block.Size || o.Block.Size != 0 && skewOf(o) != s.blocks.skew {
 		s.dissolve(o.Now)
 	}
 	s.apply(o)
@@ -148,12 +147,12 @@ func (s *Space) check(o Options) error {
 		return fmt.Errorf("lport: port range %d-%d: the first port is above the last", o.Low, o.High)
 	case b.Size != 0 && o.Deterministic != nil:
 		return fmt.Errorf("lport: blocks and deterministic ports exclude each other: switch one off")
-	case b.Size != 0 && (b.Size < 4 || b.Size > 32768 || b.Size&(b.Size-1) != 0):
-		return fmt.Errorf("lport: block size %d: must be a power of two from 4 to 32768", b.Size)
+	case b.Size != 0 && (b.Size < 4 || b.Size > 32768 || b.Size%4 != 0):
+		return fmt.Errorf("lport: block size %d: must be a multiple of 4 up to 32768", b.Size)
 	case b.Size != 0 && b.MaxPerHost < 1:
 		return fmt.Errorf("lport: at most %d blocks per host: must be at least 1", b.MaxPerHost)
 	case b.Size != 0 && noBlock(o):
-		return fmt.Errorf("lport: port range %d-%d holds no whole block of %d ports (blocks start at multiples of their size)", o.Low, o.High, b.Size)
+		return fmt.Errorf("lport: port range %d-%d holds no whole block of %d ports (a block starts at a multiple of 4)", o.Low, o.High, b.Size)
 	case o.PortsPerHost < 0:
 		return fmt.Errorf("lport: ports per host %d: must not be negative", o.PortsPerHost)
 	}
@@ -161,18 +160,22 @@ func (s *Space) check(o Options) error {
 }
 
 func noBlock(o Options) bool {
-	first, end := blockSpan(o)
+	_, first, end := blockSpan(o)
 	return first >= end
+}
+
+func skewOf(o Options) uint32 {
+	skew, _, _ := blockSpan(o)
+	return skew
 }
 
 func (s *Space) apply(o Options) {
 	s.o = o
 	s.low, s.high = uint32(o.Low), uint32(o.High)
 	s.share = int32((s.high - s.low + 1) / uint32(o.Workers))
-	s.blocks.shift = 0
+	s.blocks.size = uint32(o.Block.Size)
 	if o.Block.Size != 0 {
-		s.blocks.shift = uint32(bits.TrailingZeros(uint(o.Block.Size)))
-		s.blocks.first, s.blocks.end = blockSpan(o)
+		s.blocks.skew, s.blocks.first, s.blocks.end = blockSpan(o)
 	}
 	for _, a := range s.aliases {
 		if a == nil {

@@ -231,18 +231,28 @@ func (s *Shard) chooseFree(n *newLink, now clock.Tick) reason.Reason {
 	if why != reason.None {
 		return why
 	}
-	if why = s.freePort(n, addr, now); why != reason.NoPort || !s.rules.Arbitrary {
+	if why = s.freePort(n, addr, now); why != reason.NoPort || s.settled(n) {
 		return why
 	}
-	for _, a := range s.pool { // arbitrary pooling: any other address will do
+	for _, a := range s.pool { // any other address will do
 		if a == addr {
 			continue
 		}
-		if why = s.freePort(n, a, now); why != reason.NoPort {
+		switch why = s.freePort(n, a, now); why {
+		case reason.NoPort:
+		case reason.None:
+			s.hosts.list[n.host].alias = a
+			return why
+		default:
 			return why
 		}
 	}
 	return why
+}
+
+// settled reports whether a host's links are bound to the alias address it has: with paired pooling, from its first link on.
+func (s *Shard) settled(n *newLink) bool {
+	return s.plan != nil || !s.rules.Arbitrary && s.hosts.list[n.host].links > 1
 }
 
 // freePort takes a port of one alias address; closing links are given up if nothing else helps.

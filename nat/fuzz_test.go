@@ -255,7 +255,11 @@ func (r *script) play(t *testing.T) {
 	w := newPlane(t, s, o.Now, inside)
 	w.story = r.told.String
 	last := udp(prv1, 2000, ext1, 53)
-	w.sent = func(p *Packet) { last = append([]byte(nil), p.Data...) }
+	w.done = func(p *Packet) {
+		if p.Verdict == Forward {
+			last = append([]byte(nil), p.Data...)
+		}
+	}
 	var ids []uint32
 	for steps := 0; len(r.b) > 0 && steps < 200; steps++ {
 		switch op := r.byte(); op & 15 {

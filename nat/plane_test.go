@@ -33,16 +33,19 @@ type plane struct {
 	next  uint64
 	story func() string // what led here, for messages
 
-	sent func(p *Packet) // told every packet that is sent on: Data as it leaves, H as it came (or came round); may be nil
+	// done is told every packet whose fate is sealed, by the number that add gave it; may be nil. Data is as it leaves, H as
+	// it came. Of one that was held and then dropped only Frame, Verdict and Reason are there.
+	done func(p *Packet)
 
-	forwarded, dropped, answered int
+	verdicts [Host + 1]int
 }
 
 // parcel is a frame in its buffer.
 type parcel struct {
-	data []byte // of a longer buffer
-	side Side
-	hair bool
+	data  []byte // of a longer buffer
+	side  Side
+	hair  bool
+	frame uint64
 }
 
 const guard = 32
@@ -76,14 +79,15 @@ func (w *plane) guarded(frame []byte) {
 	}
 }
 
-// add puts a frame into the next burst.
-func (w *plane) add(side Side, frame []byte) {
-	w.put(&parcel{data: enclose(frame), side: side})
+// add puts a frame into the next burst and returns its number.
+func (w *plane) add(side Side, frame []byte) uint64 {
+	w.next++
+	w.put(&parcel{data: enclose(frame), side: side, frame: w.next})
+	return w.next
 }
 
 func (w *plane) put(c *parcel) {
-	w.next++
-	p := Packet{Data: c.data, Side: c.side, Hairpin: c.hair, Frame: w.next, Ingress: uint16(c.side)}
+	p := Packet{Data: c.data, Side: c.side, Hairpin: c.hair, Frame: c.frame, Ingress: uint16(c.side)}
 	packet.Parse(p.Data, &p.H)
 	w.burst = append(w.burst, p)
 	w.orig = append(w.orig, bytes.Clone(c.data)) // half-made checksums are completed by now
@@ -103,15 +107,6 @@ func (w *plane) flush() {
 	}
 }
 
-// send is add and flush of one frame; it returns what became of it. The frame of a packet that went round is as after the
-// second pass, its headers as before it.
-func (w *plane) send(side Side, frame []byte) Packet {
-	w.add(side, frame)
-	p := w.burst[0:1:1]
-	w.flush()
-	return p[0]
-}
-
 // released takes back what the shard gives back.
 func (w *plane) released() {
 	for {
@@ -129,9 +124,12 @@ func (w *plane) released() {
 		}
 		if r.Again {
 			w.put(c)
-		} else if r.Reason == reason.None {
+			continue
+		}
+		if r.Reason == reason.None {
 			w.fail("given back to be dropped for no reason")
 		}
+		w.finish(&Packet{Frame: r.Frame, Verdict: Drop, Reason: r.Reason})
 	}
 }
 
@@ -154,7 +152,6 @@ func (w *plane) advance(d, step uint32, budget int) {
 
 // judge checks what was done with a packet; was is the frame before.
 func (w *plane) judge(p *Packet, was []byte) {
-	c := &parcel{data: p.Data, side: p.Side, hair: p.Hairpin}
 	if len(p.Data) != len(was) {
 		w.fail("a frame of %d bytes has %d now", len(was), len(p.Data))
 	}
@@ -167,7 +164,7 @@ func (w *plane) judge(p *Packet, was []byte) {
 		if p.Reason == reason.None {
 			w.fail("dropped for no reason")
 		}
-		w.dropped++
+		w.finish(p)
 		return
 	case Answer:
 		if !same {
@@ -176,18 +173,19 @@ func (w *plane) judge(p *Packet, was []byte) {
 		if p.Reason == reason.None || p.ICMPType != 3 && p.ICMPType != 11 {
 			w.fail("answered with %d/%d for %v", p.ICMPType, p.ICMPCode, p.Reason)
 		}
-		w.answered++
+		w.finish(p)
 		return
 	case Host:
 		if !same || p.Reason != reason.ToHost {
 			w.fail("the host's packet was changed: % x, was % x (%v)", p.Data, was, p.Reason)
 		}
+		w.finish(p)
 		return
 	case Keep:
 		if !same || w.held[p.Frame] != nil {
 			w.fail("a held packet was changed, or is held twice: % x, was % x", p.Data, was)
 		}
-		w.held[p.Frame] = c
+		w.held[p.Frame] = &parcel{data: p.Data, side: p.Side, hair: p.Hairpin, frame: p.Frame}
 		return
 	}
 	if p.Verdict == Again {
@@ -350,7 +348,6 @@ func (w *plane) leaves(p *Packet) {
 	if p.Reason != reason.None {
 		w.fail("sent on, with reason %v", p.Reason)
 	}
-	w.forwarded++
 	ip := p.Data[p.H.L3:]
 	src, dst := packet.Addr(binary.BigEndian.Uint32(ip[12:])), packet.Addr(binary.BigEndian.Uint32(ip[16:]))
 	if p.Side == Inside && !w.inside(dst) {
@@ -362,8 +359,14 @@ func (w *plane) leaves(p *Packet) {
 			w.fail("%v left for %v in a quoted packet: % x", q.Dst, dst, p.Data)
 		}
 	}
-	if w.sent != nil {
-		w.sent(p)
+	w.finish(p)
+}
+
+// finish counts a packet whose fate is sealed.
+func (w *plane) finish(p *Packet) {
+	w.verdicts[p.Verdict]++
+	if w.done != nil {
+		w.done(p)
 	}
 }
 

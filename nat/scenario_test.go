@@ -930,3 +930,27 @@ func TestRecycledMappingAdmitsNobody(t *testing.T) {
 	w.pass(time.Hour)
 	w.wantEmpty()
 }
+
+// A host without links is bound to no alias address yet: it gets one that has a port, while a host with links is refused
+// rather than moved.
+func TestPairedPoolingOfNewHosts(t *testing.T) {
+	w := newWorld(t, func(o *Options) {
+		o.Rules.Alias, o.Rules.PortRange = []packet.Addr{pub1, pub1 + 1, pub1 + 2, pub1 + 3, pub1 + 4}, PortRange{4000, 4001}
+	})
+	used := map[Alias]bool{}
+	for host := range packet.Addr(10) {
+		a := w.out(udp(prv1+host, 5000, ext1, 53))
+		if used[a] {
+			t.Fatalf("%v is given twice", a)
+		}
+		used[a] = true
+	}
+	w.refused(Inside, udp(prv1+10, 5000, ext1, 53), Answer, reason.NoPort)
+
+	w.pass(time.Hour)
+	a := w.out(udp(prv1, 1, ext1, 53))
+	if b := w.out(udp(prv1, 2, ext1, 53)); b.Addr != a.Addr {
+		t.Fatalf("one host has %v and %v", a, b)
+	}
+	w.refused(Inside, udp(prv1, 3, ext1, 53), Answer, reason.NoPort)
+}

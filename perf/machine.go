@@ -1,6 +1,7 @@
 package perf
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -38,4 +39,20 @@ func ThisMachine() Machine {
 type Report struct {
 	Machine Machine `json:"machine"`
 	Command string  `json:"command"` // the line that repeats the run
+}
+
+// NewReport describes this machine and this run.
+func NewReport() Report { return Report{Machine: ThisMachine(), Command: strings.Join(os.Args, " ")} }
+
+// resident is the memory that the process has right now, in bytes: of the heap, and of every table as far as it was touched.
+func resident() uint64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	var size, pages uint64
+	if _, err := fmt.Sscan(string(b), &size, &pages); err != nil {
+		return 0
+	}
+	return pages * uint64(os.Getpagesize())
 }

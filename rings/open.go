@@ -80,6 +80,9 @@ func OpenSocket(u *UMEM, o SocketOptions) (*Socket, error) {
 			return nil, fmt.Errorf("%s: %s mode is not possible, the UMEM's other sockets have the other mode", o.Port, o.Mode)
 		}
 	}
+	if u.ChunkSize() > chunkBytesMax {
+		return nil, fmt.Errorf("%s: chunks of %d bytes are more than a socket takes: use 2048 or 4096", o.Port, u.ChunkSize())
+	}
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, explainSocket(o.Port, err)

@@ -15,6 +15,7 @@ import (
 // Sizes of a UMEM.
 const (
 	ChunkBytesDefault = 4096
+	chunkBytesMax     = 4096 // that a socket takes: a page
 	hugePageBytes     = 2 << 20
 
 	// RXHeadroomBytes is what the kernel leaves free in front of a received packet (XDP_PACKET_HEADROOM). A chunk of
@@ -25,7 +26,7 @@ const (
 // UMEMOptions sizes a UMEM.
 type UMEMOptions struct {
 	Frames    int  // number of chunks; at least 1
-	ChunkSize int  // bytes, 2048 or 4096; 0 means ChunkBytesDefault
+	ChunkSize int  // bytes, a power of two from 2048 to 65536, of which sockets take 2048 and 4096; 0 means ChunkBytesDefault
 	HugePages bool // ask for reserved 2 MiB pages; without any the UMEM falls back to ordinary pages and says so (Notice)
 }
 
@@ -55,8 +56,8 @@ func NewUMEM(o UMEMOptions) (*UMEM, error) {
 	if o.ChunkSize == 0 {
 		o.ChunkSize = ChunkBytesDefault
 	}
-	if o.ChunkSize != 2048 && o.ChunkSize != 4096 {
-		return nil, fmt.Errorf("umem: a chunk of %d bytes is not possible, use 2048 or 4096", o.ChunkSize)
+	if o.ChunkSize < 2048 || o.ChunkSize > 65536 || o.ChunkSize&(o.ChunkSize-1) != 0 {
+		return nil, fmt.Errorf("umem: a chunk of %d bytes is not possible, use 2048 or 4096 (up to 65536 where no socket uses it)", o.ChunkSize)
 	}
 	if o.Frames < 1 {
 		return nil, fmt.Errorf("umem: %d frames, at least 1 is needed", o.Frames)
@@ -78,7 +79,7 @@ func NewUMEM(o UMEMOptions) (*UMEM, error) {
 		u.notice = fmt.Sprintf("umem: %d huge pages of 2 MiB are not there, ordinary pages are used; reserve them with: sysctl vm.nr_hugepages=%d", pages, pages)
 	}
 	page := uint64(os.Getpagesize())
-	if size >= hugePageBytes/2 {
+	if size >= hugePageBytes/2 && o.ChunkSize <= chunkBytesMax { // larger chunks are mostly untouched: don't fill them with pages
 		page = hugePageBytes
 	}
 	if err := u.mapMemfd(size, page, 0); err != nil {

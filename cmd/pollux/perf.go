@@ -13,6 +13,14 @@ func perfCommand() *cli.Command {
 // perfScenarios lists them in the order of the help page: first those in memory, then those with network devices.
 func perfScenarios() []*cli.Command {
 	return []*cli.Command{
+		libaliasCommand(),
+		oneGroupCommand(),
+		establishedCommand(),
+		newFlowsCommand(),
+		exhaustionCommand(),
+		routesCommand(),
+		clockCommand(),
+
 		l2fwdCommand(),
 	}
 }

@@ -58,13 +58,13 @@ func (s *settings) contains(a packet.Addr) bool {
 	return false
 }
 
-// checkBlocks: blocks are aligned to their size, so that the range must hold a whole aligned one.
+// checkBlocks: blocks start at the first multiple of 4 in the range, which must hold a whole one.
 func (s *settings) checkBlocks() error {
 	size, r := s.rules.Blocks.Size, s.rules.PortRange
 	if size == 0 {
 		return nil
 	}
-	first := (int(r.Low) + size - 1) / size * size
+	first := (int(r.Low) + 3) &^ 3
 	if first+size-1 > int(r.High) {
 		return errorAt(s.where["nat.blocks.size"], "nat.blocks.size is %d, but port_range %d-%d holds no whole block (the first would be %d-%d); allowed: a smaller size or a wider range",
 			size, r.Low, r.High, first, first+size-1)

@@ -28,10 +28,10 @@ type gateway struct {
 
 // Frames of the packet memory. One packet is in flight at a time; all others are held.
 const (
-	chunkBytes = 4096
-	ringFrames = 256  // one packet and the pieces that it may be split into
-	sparse     = 2048 // frames beside those that hold fragments: SYNs, pieces, answers
-	sparseEach = 512  // the same for each of several workers
+	chunkBytes = 16384 // at least: jumbo frames, whatever the MTUs
+	ringFrames = 256   // one packet and the pieces that it may be split into
+	sparse     = 2048  // frames beside those that hold fragments: SYNs, pieces, answers
+	sparseEach = 256   // the same for each of several workers
 	framesMax  = 1 << 16
 )
 
@@ -51,7 +51,11 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 	if n > 1 {
 		frames = min(o.Gateway.Limits.Fragments/n+sparseEach, framesMax)
 	}
-	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: n * frames, ChunkSize: chunkBytes}); err != nil {
+	chunk := chunkBytes
+	for chunk < max(o.World.InsideMTU, o.World.OutsideMTU)+packet.EthernetLen && chunk < 1<<16 {
+		chunk *= 2
+	}
+	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: n * frames, ChunkSize: chunk}); err != nil {
 		return g, err
 	}
 	for range n {
@@ -174,7 +178,7 @@ func (o *Options) source(rules *nat.Rules) func(port uint16) packet.Addr {
 // push lets a port receive packet number index. Packets come in by the queues in turn, as far as their workers have frames.
 // The reason says why it could not: no port takes frames longer than a chunk.
 func (g *gateway) push(index, port int, data []byte) (chunk uint64, r reason.Reason) {
-	if len(data) > chunkBytes {
+	if len(data) > g.umem.ChunkSize() {
 		return 0, reason.Unsupported
 	}
 	for i := range g.workers {
