@@ -94,6 +94,7 @@ type Shard struct {
 	worker   int
 	steering Steering
 	common   seed // the same at all workers
+	keeper   keeper
 	random   uint64
 	failAt   clock.Tick // of the last search for a closing link to recycle that found none
 	fails    int        // and how many in that tick

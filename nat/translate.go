@@ -51,6 +51,7 @@ func (s *Shard) lookup(t tuple, h uint32) uint32 {
 
 // Translate decides what becomes of each packet of a burst, in order, and rewrites the frames that go on.
 func (s *Shard) Translate(b []Packet, now clock.Tick) {
+	s.keeper.enter()
 	s.now = now
 	hits := uint64(0)
 	for i := range b {
@@ -63,6 +64,7 @@ func (s *Shard) Translate(b []Packet, now clock.Tick) {
 	}
 	s.counters.Hits += hits
 	s.counters.Misses += uint64(len(b)) - hits
+	s.keeper.leave()
 }
 
 // Hit translates a packet of an established link that Touch found: one line, stored deltas, one timer touch. It reports false

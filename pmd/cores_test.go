@@ -37,11 +37,11 @@ func TestManyQueues(t *testing.T) {
 			}
 			defer echo.Close()
 			for _, in := range l.Inside {
-				flows, err := lab.UDPFlows(ctx, in.Namespace, netip.AddrPortFrom(out.Addr, 9000), lab.FlowOptions{Flows: 100, PerFlow: 5, Size: 64, Timeout: 3 * time.Second, At: 50})
+				flows, err := lab.UDPFlows(ctx, in.Namespace, netip.AddrPortFrom(out.Addr, 9000), lab.FlowOptions{Flows: 100, PerFlow: 5, Size: 64, Timeout: 10 * time.Second, At: 50})
 				if err != nil || flows.Answered != flows.Sent || flows.Wrong != 0 {
 					t.Errorf("%s: %+v %v, drops %v", in.Name, flows, err, dropsOf(g))
 				}
-				big, err := lab.Ping(ctx, in.Namespace, in.Addr, out.Addr, lab.PingOptions{Count: 3, Size: 4000, Timeout: 3 * time.Second, Interval: 20 * time.Millisecond})
+				big, err := lab.Ping(ctx, in.Namespace, in.Addr, out.Addr, lab.PingOptions{Count: 3, Size: 4000, Timeout: 10 * time.Second, Interval: 20 * time.Millisecond})
 				if err != nil || len(big.RTT) != 3 {
 					t.Errorf("%s: %d of 3 pings of 4000 bytes answered: %v, drops %v", in.Name, len(big.RTT), err, dropsOf(g))
 				}

@@ -143,6 +143,7 @@ func (l *Loop) run(started chan<- error) {
 		return
 	}
 	started <- nil
+	l.w.nat.Own()
 	l.rounds()
 }
 
@@ -153,6 +154,7 @@ func (l *Loop) end() {
 		stack := make([]byte, 16<<10)
 		l.err = fmt.Errorf("worker %d died: %v\n%s", l.w.o.Index, r, stack[:runtime.Stack(stack, false)])
 	}
+	l.w.nat.Disown()
 	close(l.ended)
 	l.asleep.Store(false)
 	l.eventMu.Lock()
