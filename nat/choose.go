@@ -263,7 +263,7 @@ func (s *Shard) freePort(n *newLink, addr packet.Addr, now clock.Tick) reason.Re
 		s.purge(Alias{addr, n.local.Port}, n.proto, now)
 	}
 	peer := peerOf(n.remote, n.kind)
-	for range 4 {
+	for try := 0; ; try++ {
 		var err error
 		if n.kind == portExclusive {
 			n.alias.Port, err = s.ports.Exclusive(&r)
@@ -275,11 +275,10 @@ func (s *Shard) freePort(n *newLink, addr packet.Addr, now clock.Tick) reason.Re
 			return reason.None
 		case err == lport.ErrHostLimit:
 			return reason.HostLimit
-		case !s.clearPort(n, now):
+		case try == recycleTries || !s.clearPort(n, now):
 			return reason.NoPort
 		}
 	}
-	return reason.NoPort
 }
 
 // purge removes dead links from the group of a port that a host would like to keep, while a rule change is being applied.
@@ -318,6 +317,7 @@ func (s *Shard) clearPort(n *newLink, now clock.Tick) bool {
 const (
 	recycleWalk  = 64 // links looked at in one search, oldest first
 	recycleFails = 4  // searches in vain per tick
+	recycleTries = 16 // links given up, or slices cleaned up, for one flow: a mapping may have several links
 )
 
 // recycleFor gives up a closing link that holds a port n could have.
@@ -334,7 +334,7 @@ func (s *Shard) recycleFor(n *newLink, now clock.Tick) bool {
 			break
 		}
 		a, r, kind := s.aliasOf(id), s.remoteOf(id), s.portKind(id)
-		if a.Addr == n.alias.Addr && kind != portRule && peerOf(r, n.kind) == peerOf(n.remote, n.kind) {
+		if a.Addr == n.alias.Addr && kind == n.kind && s.protoOf(id) == n.proto && peerOf(r, kind) == peerOf(n.remote, kind) && s.lastOpen(id, kind) {
 			s.counters.Recycled++
 			s.remove(id, now)
 			return true
@@ -343,6 +343,15 @@ func (s *Shard) recycleFor(n *newLink, now clock.Tick) bool {
 	}
 	s.fails++
 	return false
+}
+
+// lastOpen reports whether no link that is not closing holds the port of a closing link, too.
+func (s *Shard) lastOpen(id uint32, kind portKind) bool {
+	if kind == portPeer {
+		return true
+	}
+	heir := s.heir(s.groups.of(id), id, kind)
+	return heir == 0 || s.cold[heir].state == Closing
 }
 
 // inUse answers lport: does a full link of an alias endpoint toward a peer exist?

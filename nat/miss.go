@@ -108,6 +108,14 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	if h.Kind == packet.KindICMPQuery {
 		n.remote.Port = 0
 	}
+	if s.isAlias(h.Src) {
+		s.drop(p, reason.BadSource)
+		return
+	}
+	if net := h.Dst >> 24; net == 0 || net == 127 { // never forwarded: RFC 1812 5.3.7
+		s.drop(p, reason.NoRoute)
+		return
+	}
 	if o := s.ours.find(h.Dst); o != nil && o.flags&(addrPool|addrPublished) != 0 {
 		if !s.hairpin(p, &n, o, now) {
 			return
@@ -135,8 +143,7 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 			return
 		}
 	}
-	if h.TTL <= 1 {
-		s.answer(p, 11, 0, reason.TTLExpired)
+	if s.barred(p) {
 		return
 	}
 	if why := s.admit(&n, now); why != reason.None {
@@ -156,6 +163,20 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 		s.dropHeld(s.lines[2*id+1].key)
 	}
 	s.known(p, 2*id, now)
+}
+
+// barred stops a packet that may not open a link, whatever the rules: its source can't be where it came from, or its TTL ends
+// here.
+func (s *Shard) barred(p *Packet) bool {
+	switch {
+	case !p.Hairpin && s.reverse != nil && !s.reverse(p.H.Src, p.Ingress):
+		s.drop(p, reason.ReversePath)
+	case p.H.TTL <= 1:
+		s.answer(p, 11, 0, reason.TTLExpired)
+	default:
+		return false
+	}
+	return true
 }
 
 // untranslated reports whether the rules leave an inside host's own address alone.
@@ -267,7 +288,9 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 	if rule == 0 {
 		switch s.admitMapping(&n, t, now) {
 		case admitted:
-			s.accept(p, &n, 0, now)
+			if !s.barred(p) {
+				s.accept(p, &n, 0, now)
+			}
 			return
 		case filtered:
 			why = reason.Filtered
@@ -278,12 +301,17 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 			n.local = Local{s.rules.Target, alias.Port}
 			n.flags |= flagTarget
 			n.kind, n.take = portPeer, true
-			s.accept(p, &n, 0, now)
+			if !s.barred(p) {
+				s.accept(p, &n, 0, now)
+			}
 			return
 		}
 	}
 	switch {
 	case rule != 0:
+		if s.barred(p) { // before a pool's turn is taken
+			return
+		}
 		r := &s.table.list[rule]
 		n.local = s.table.pickLocal(r, remote)
 		if r.kind == ruleAddr {
@@ -341,10 +369,8 @@ func (s *Shard) admitMapping(n *newLink, t tuple, now clock.Tick) admission {
 		return filtered // SPEC C: an echo request never comes in by a mapping that an inside echo made
 	}
 	var by uint32
-	switch s.filtering(n.proto) {
-	case EndpointIndependent:
-		by = s.groups.head(gr.value)
-	case AddressDependent:
+	filter := s.filtering(n.proto)
+	if filter != AddressAndPortDependent {
 		by = s.groups.toward(gr, n.remote.Addr, 0)
 		for range heirWalk {
 			if by == 0 || !s.absent(by, now) {
@@ -353,6 +379,11 @@ func (s *Shard) admitMapping(n *newLink, t tuple, now clock.Tick) admission {
 			s.remove(by, now)
 			gr = s.groups.find(n.alias, n.proto)
 			by = s.groups.toward(gr, n.remote.Addr, 0)
+		}
+	}
+	if by == 0 && filter == EndpointIndependent { // several hosts may share the port: the one that talks to this remote goes first
+		if gr = s.living(n.alias, n.proto, now); gr.value != 0 {
+			by = s.groups.head(gr.value)
 		}
 	}
 	if by == 0 && gr.value != 0 && !s.rules.DenyIncoming && s.rules.Target != 0 {
@@ -389,13 +420,8 @@ func (s *Shard) living(a Alias, proto uint8, now clock.Tick) group {
 	}
 }
 
-// accept makes the link of an inbound packet and translates it.
+// accept makes the link of an inbound packet that is not barred, and translates it.
 func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
-	h := &p.H
-	if h.TTL <= 1 {
-		s.answer(p, 11, 0, reason.TTLExpired)
-		return
-	}
 	if s.full() {
 		if !s.room(now) {
 			s.drop(p, reason.TableFull)

@@ -33,6 +33,10 @@ type Options struct {
 	// on the miss path. nil: everything lies outside.
 	SideOf func(dst packet.Addr) (Side, bool)
 
+	// Reverse makes the reverse-path check (RFC 3704) of a packet's source before its flow gets state: a forged source must
+	// not cost a link. It is asked only on the miss path. nil: every source is good.
+	Reverse func(src packet.Addr, ingress uint16) bool
+
 	// Populate takes all memory at once (Counters.Memory says how much), so that no packet pays for a page's first touch and
 	// memory that is not there is an error of New.
 	Populate bool
@@ -91,6 +95,7 @@ type Shard struct {
 	plan     *lport.Plan
 	portOpt  lport.Options
 	sideOf   func(packet.Addr) (Side, bool)
+	reverse  func(packet.Addr, uint16) bool
 	worker   int
 	steering Steering
 	common   seed // the same at all workers
@@ -128,7 +133,7 @@ func New(o Options) (*Shard, error) {
 	if n < 1 || n > LinksMax {
 		return nil, fmt.Errorf("nat: limits.links is %d, must be from 1 to %d", n, LinksMax)
 	}
-	s := &Shard{seed: newSeed(o.Seed, o.Worker), worker: o.Worker, limits: o.Limits, sideOf: o.SideOf, owners: o.Owners, swept: 1, epoch: 1}
+	s := &Shard{seed: newSeed(o.Seed, o.Worker), worker: o.Worker, limits: o.Limits, sideOf: o.SideOf, reverse: o.Reverse, owners: o.Owners, swept: 1, epoch: 1}
 	s.now = o.Now
 	s.random = uint64(s.seed.hash(1, 2))<<32 | uint64(s.seed.hash(3, 4))
 	s.common = newSeed(o.Seed, 0)

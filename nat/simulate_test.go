@@ -124,6 +124,7 @@ type sim struct {
 	ipid   uint16
 
 	published []simPublished
+	lastPort  uint16
 	seen      int // packets that arrived
 	refusals  int
 }
@@ -187,7 +188,7 @@ func newSim(t *testing.T, world simWorld, seed uint64) *sim {
 	}
 	t.Cleanup(func() { _ = shard.Close() })
 	s := &sim{simWorld: world, t: t, r: rand.New(rand.NewPCG(seed, 7)), w: newPlane(t, shard, o.Now, inside), model: oracle{rules: o.Rules, limits: o.Limits},
-		taken: map[simPair]*simFlow{}, owner: map[simTuple]*simFlow{}, flight: map[uint64]*simEvent{}}
+		taken: map[simPair]*simFlow{}, owner: map[simTuple]*simFlow{}, flight: map[uint64]*simEvent{}, lastPort: 99}
 	s.w.done = s.done
 	s.publish()
 	return s
@@ -398,19 +399,9 @@ func (s *sim) publish() {
 		s.published = slices.Delete(s.published, i, i+1)
 		return
 	}
-	p := simPublished{proto: []uint8{packet.ProtoUDP, packet.ProtoTCP}[s.r.IntN(2)], alias: Alias{pub9, uint16(100 + s.r.IntN(500))},
-		local: Local{simServer + packet.Addr(s.r.IntN(4)), uint16(100 + s.r.IntN(500))}}
-	for _, q := range s.published {
-		if q.alias.Port == p.alias.Port || q.local == p.local {
-			return
-		}
-	}
-	// What an earlier redirect of these endpoints made may still live: the model tells redirects apart by their endpoints.
-	for _, f := range s.owner {
-		if f.link != nil && f.caller && s.live(f) && (f.local == p.local || f.link.alias == p.alias) {
-			return
-		}
-	}
+	s.lastPort++ // no port is published twice: whoever still writes to an old one is a stranger
+	p := simPublished{proto: []uint8{packet.ProtoUDP, packet.ProtoTCP}[s.r.IntN(2)], alias: Alias{pub9, s.lastPort},
+		local: Local{simServer + packet.Addr(s.r.IntN(4)), s.lastPort}}
 	id, err := s.w.s.AddRedirect(RedirectPort{Proto: p.proto, Public: p.alias, Local: []Local{p.local}}, s.w.now)
 	if err != nil {
 		s.t.Fatal(err)

@@ -145,7 +145,7 @@ func newWorld(o worldOptions) (w *world, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if w.shard, err = nat.New(nat.Options{Rules: rules, Limits: o.limits, Workers: 1, Seed: [32]byte{7}, SideOf: pmd.SideOf(w.table), Now: w.now}); err != nil {
+	if w.shard, err = nat.New(nat.Options{Rules: rules, Limits: o.limits, Workers: 1, Seed: [32]byte{7}, SideOf: pmd.SideOf(w.table), Reverse: pmd.Reverse(w.table), Now: w.now}); err != nil {
 		return nil, err
 	}
 	w.writer = writer{umem: w.umem, tcp: o.tcp, flags: packet.TCPAck}

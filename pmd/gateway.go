@@ -445,9 +445,6 @@ func (g *Gateway) tearDown() error {
 		if allowed, err := cpu.Allowed(); err == nil {
 			errs = append(errs, cpu.ConfineProcess(allowed))
 		}
-		if g.o.RTPriority > 0 {
-			errs = append(errs, cpu.SetProcessFIFO(0))
-		}
 	}
 	g.space.close()
 	return errors.Join(errs...)

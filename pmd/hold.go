@@ -1,6 +1,7 @@
 package pmd
 
 import (
+	"slices"
 	"time"
 
 	"pollux/internal/clock"
@@ -71,11 +72,13 @@ func (w *Worker) wait(p *nat.Packet, sent *packet.Headers, hop *rtcache.Hop, now
 	w.c.held++
 }
 
-// look sends or ends what waits, if anything can have changed since the last look.
-func (w *Worker) look(now clock.Tick) (work int) {
+// look sends or ends what waits, if anything can have changed since the last look. ready is the hop of a packet that must
+// not overtake those that wait for it, nil: none.
+func (w *Worker) look(ready *rtcache.Hop, now clock.Tick) (work int) {
 	h := &w.hold
 	epoch := w.table.ResolvedEpoch()
-	if epoch == h.epoch && now.Since(h.looked) < holdLook {
+	changing := epoch&1 != 0 && ready != nil && slices.Contains(h.hops[:h.n], ready)
+	if epoch == h.epoch && !changing && now.Since(h.looked) < holdLook {
 		return 0
 	}
 	h.epoch, h.looked = epoch, now

@@ -44,7 +44,7 @@ func (w *Worker) forwardIPv6(now clock.Tick) {
 		hash := flowHashV6(p)
 		hop, v := w.routes.RouteV6(w.plain.slotV6(src, dst, hash), p.Ingress, src, dst, hash)
 		if v == rtcache.OK && w.hold.n > 0 {
-			w.look(now) // if this hop has just become usable, those that came before go first
+			w.look(hop, now) // if this hop has just become usable, those that came before go first
 		}
 		switch {
 		case linkLocalV6(src) && !linkLocalV6(dst) && !w.table.LocalV6(dst):

@@ -76,3 +76,8 @@ func SideOf(t *rtcache.Table) func(packet.Addr) (nat.Side, bool) {
 		return nat.Outside, ok
 	}
 }
+
+// Reverse gives the translator the reverse-path check.
+func Reverse(t *rtcache.Table) func(packet.Addr, uint16) bool {
+	return func(src packet.Addr, ingress uint16) bool { return t.ReversePathOK(ingress, src) }
+}

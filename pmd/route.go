@@ -59,7 +59,7 @@ func flowHash(h *packet.Headers) uint32 {
 //go:noinline
 func (w *Worker) detour(p *nat.Packet, i int, hop *rtcache.Hop, v rtcache.Verdict, now clock.Tick) {
 	if v == rtcache.OK && w.hold.n > 0 {
-		w.look(now) // if this hop has just become usable, those that came before go first
+		w.look(hop, now) // if this hop has just become usable, those that came before go first
 	}
 	switch v {
 	case rtcache.OK:

@@ -154,9 +154,7 @@ func (g *Gateway) probe() (err error) {
 	return nil
 }
 
-// keepAway keeps the process's other threads off the workers' cores: collector, control goroutines, netlink. Beside a
-// real-time worker they are real-time as well: every 10 ms the worker needs one of them to go on (see cpu.SetProcessFIFO),
-// so whatever saturates their cores would stop it [measured: gaps of 0.5 s].
+// keepAway keeps the process's other threads off the workers' cores: collector, control goroutines, netlink.
 func (g *Gateway) keepAway() error {
 	allowed, err := cpu.Allowed()
 	if err != nil {
@@ -169,13 +167,7 @@ func (g *Gateway) keepAway() error {
 		return nil
 	}
 	g.confined = true
-	if err := cpu.ConfineProcess(others); err != nil {
-		return err
-	}
-	if g.o.RTPriority > 0 {
-		return cpu.SetProcessFIFO(g.o.RTPriority)
-	}
-	return nil
+	return cpu.ConfineProcess(others)
 }
 
 // openTables makes the owner table that workers and XDP programs share.
@@ -215,7 +207,7 @@ func (g *Gateway) openShards() error {
 	}
 	n := len(g.workers)
 	o := nat.Options{
-		Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, Owners: g.owners, SideOf: SideOf(g.table), Now: monotonicTick(),
+		Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
 	}
 	if _, err := rand.Read(o.Seed[:]); err != nil {
 		return fmt.Errorf("pmd: random seed: %w", err)

@@ -39,6 +39,7 @@ type Steering struct {
 	locals  []localRule // open-addressed, by local endpoint; nil: no redirects. A port and protocol of 0 stand for the address
 	mask    uint32
 	rules   []remoteRule // [0] is none
+	hosts   [64]uint64   // a bit for each local address, by hash: most hosts have no redirect and need no further look
 }
 
 type localRule struct {
@@ -85,6 +86,8 @@ func NewSteering(workers int, owners *lport.Owners, r *nat.Rules, seed uint64) *
 }
 
 func (s *Steering) add(key uint64, remote nat.Remote) {
+	w, bit := hostBit(packet.Addr(key >> 24))
+	s.hosts[w] |= bit
 	i := s.home(key)
 	for s.locals[i].rule != 0 && s.locals[i].key != key {
 		i = (i + 1) & s.mask
@@ -95,6 +98,12 @@ func (s *Steering) add(key uint64, remote nat.Remote) {
 
 func localKey(proto uint8, addr packet.Addr, port uint16) uint64 {
 	return uint64(addr)<<24 | uint64(port)<<8 | uint64(proto)
+}
+
+// hostBit is an address's place in hosts.
+func hostBit(a packet.Addr) (word uint32, bit uint64) {
+	h := uint32(a) * 0x9e3779b1
+	return h >> 26, 1 << (h >> 20 & 63)
 }
 
 func (s *Steering) home(key uint64) uint32 { return uint32(key*0x9e3779b97f4a7c15>>32) & s.mask }
@@ -148,7 +157,7 @@ func (s *Steering) outbound(proto uint8, src packet.Addr, sport uint16, dst pack
 	default:
 		return s.protocol(dst, proto), byProtocol
 	}
-	if s.locals != nil && (s.published(localKey(proto, src, sport), dst, dport) || s.published(localKey(0, src, 0), dst, dport)) {
+	if w, bit := hostBit(src); s.hosts[w]&bit != 0 && (s.published(localKey(proto, src, sport), dst, dport) || s.published(localKey(0, src, 0), dst, dport)) {
 		return s.remote(dst, dport), byRedirect
 	}
 	return s.host(src), byHost

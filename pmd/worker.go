@@ -176,7 +176,7 @@ func (w *Worker) finish(b []nat.Packet, now clock.Tick) {
 func (w *Worker) advance(now clock.Tick) int {
 	work := w.nat.Advance(now, advanceBudget)
 	if w.hold.n > 0 {
-		work += w.look(now)
+		work += w.look(nil, now)
 		w.tx()
 	}
 	if work < advanceBudget {

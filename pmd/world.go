@@ -31,8 +31,10 @@ type world struct {
 
 func (w *world) onPort(p rtcache.Port) {
 	w.mu.Lock()
+	was := w.ports[p.Index]
 	w.ports[p.Index] = p
 	w.mu.Unlock()
+	tellPort(was, p)
 	w.poke()
 }
 

@@ -60,7 +60,7 @@ type control struct {
 	suspect   bool     // routes must be read again
 	nexthops  bool     // some route was made with a nexthop object
 	changed   bool     // tables, sets or ports differ from the published snapshot
-	news      bool     // some hop became usable, failed, or came into being
+	news      bool     // some hop became usable, failed, or came into being; the resolved epoch is odd
 	portNews  []bool   // per port: tell OnPort
 	localNews bool     // tell OnLocal
 	lastSweep time.Duration
@@ -190,13 +190,15 @@ func (c *control) newHop(k hopKey) uint32 {
 		c.hopOf[k] = i
 		c.file(i)
 	}
+	if k.addr.IsValid() {
+		c.stir()
+	}
 	h.wanted.Store(0)
 	h.to.Store(uint64(e.port))
 	c.setFrom(i)
 	h.state.Store(hopUnresolved)
 	if k.addr.IsValid() {
 		c.refresh(i)
-		c.news = true
 	}
 	return i
 }
@@ -292,7 +294,7 @@ func (c *control) setState(i uint32, s hopState) {
 	was := h.state.Load() & stateLow
 	if was != s {
 		c.info[i].since = c.now
-		c.news = true
+		c.stir()
 		h.setState(s)
 	}
 	delete(c.waiting, i)
@@ -305,6 +307,14 @@ func (c *control) setState(i uint32, s hopState) {
 		c.failed[i] = struct{}{}
 	}
 	h.wanted.Store(0)
+}
+
+// stir tells those who hold packets that hops are about to change; publish, that they have.
+func (c *control) stir() {
+	if !c.news {
+		c.news = true
+		c.t.resolved.Add(1)
+	}
 }
 
 // askFor queues a request to the kernel; publish sends it.
@@ -354,6 +364,7 @@ func (c *control) free(i uint32) {
 	delete(c.hopOf, info.key)
 	delete(c.waiting, i)
 	delete(c.failed, i)
+	c.stir()
 	c.t.hops[i].setState(hopDead)
 	if info.onLink { // flows to this host may hold it without a route change
 		c.t.stamps.touch(netip.PrefixFrom(info.key.addr, info.key.addr.BitLen()))
@@ -361,7 +372,6 @@ func (c *control) free(i uint32) {
 	*info = hopInfo{}
 	c.rested = append(c.rested, restingHop{i, c.now})
 	c.stats.Hops--
-	c.news = true
 }
 
 // gateway returns the hop of a router, with one more reference; 0: no room.
@@ -385,7 +395,7 @@ func (c *control) host(k hopKey) {
 	if i, ok := c.hopOf[k]; ok {
 		if !c.info[i].onLink {
 			c.info[i].onLink = true
-			c.news = true
+			c.stir()
 		}
 		return
 	}
@@ -557,6 +567,7 @@ func (c *control) portLink(n uint16, e *linkEvent, up bool) {
 	if !e.deleted {
 		p.MAC, p.MTU, p.Name = e.mac, e.mtu, e.name
 	} else {
+		p.Gone = true
 		for k := range c.neighs {
 			if k.index == e.index {
 				delete(c.neighs, k)

@@ -56,6 +56,7 @@ type Port struct {
 	MAC     [6]byte
 	MTU     int
 	Up      bool        // administratively up
+	Gone    bool        // the netdev was deleted; one of the same name would be another
 	Addr    packet.Addr // primary IPv4 address, 0: none: source of ICMP errors sent from here
 	AddrV6  netip.Addr  // static tables only: the port's IPv6 address
 }

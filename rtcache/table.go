@@ -112,7 +112,9 @@ func (t *Table) setMode() {
 }
 
 // ResolvedEpoch changes whenever a packet that Route called Unresolved may fare better, or worse for good: a hop became
-// usable, failed, or came into being, or routes changed for such a hop. One load: workers poll it once per burst.
+// usable, failed, or came into being, or routes changed for such a hop. One load: workers poll it once per burst. It is
+// odd while hops are being changed: then a packet may find a hop usable before the change that made it so is complete,
+// and whoever holds earlier packets for the same hop must look after them first, whatever epoch was seen before.
 func (t *Table) ResolvedEpoch() uint32 { return t.resolved.Load() }
 
 // SideOf tells on which side a destination lies; ok false: nowhere that packets may be forwarded to. For the miss path.

@@ -157,12 +157,23 @@ func (v *View) reverse(snap *snapshot, ingress uint16, src netip.Addr) bool {
 		return true
 	}
 	v.C.ReverseChecked++
-	set, verdict := snap.lookup(src)
-	if verdict == OK && set.leavesBy(ingress, mode) || verdict == NoRoute && set != nil && mode == Loose {
+	if snap.reverse(mode, ingress, src) {
 		return true
 	}
 	v.C.ReverseFailed++
 	return false
+}
+
+// reverse is the reverse-path check of one source address (RFC 3704 2.2, 2.4).
+func (s *snapshot) reverse(mode ReversePathMode, ingress uint16, src netip.Addr) bool {
+	set, verdict := s.lookup(src)
+	return verdict == OK && set.leavesBy(ingress, mode) || verdict == NoRoute && set != nil && mode == Loose
+}
+
+// ReversePathOK makes the reverse-path check alone, for whoever must know before a flow has state. Any goroutine may ask.
+func (t *Table) ReversePathOK(ingress uint16, src packet.Addr) bool {
+	mode := ReversePathMode(t.reverse.Load())
+	return mode == Off || t.snap.Load().reverse(mode, ingress, src.Netip())
 }
 
 // pick chooses the hop of one packet among a route's paths.

@@ -46,12 +46,25 @@ func Pin(core int) error { return confine(0, []int{core}) }
 // ConfineProcess confines every thread that the process has now to some cores; threads made later inherit that from the
 // thread that makes them. Threads that shall run elsewhere are pinned afterwards.
 func ConfineProcess(list []int) error {
-	return eachThread(func(tid int) error {
-		if err := confine(tid, list); err != nil && !errors.Is(err, unix.ESRCH) {
-			return err
+	done := map[int]bool{}
+	for fresh := true; fresh; { // again until no new thread was cloned by one that was still unconfined
+		fresh = false
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return fmt.Errorf("list the process's threads: %w", err)
 		}
-		return nil
-	})
+		for _, t := range tasks {
+			tid, err := strconv.Atoi(t.Name())
+			if err != nil || done[tid] {
+				continue
+			}
+			if err := confine(tid, list); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+			done[tid], fresh = true, true
+		}
+	}
+	return nil
 }
 
 // confine sets the affinity of a thread, 0: the calling one.

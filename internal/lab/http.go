@@ -29,7 +29,7 @@ var seeds atomic.Uint64
 
 // ServeFiles starts a FileServer at a numeric "addr:port".
 func ServeFiles(n *Namespace, address string) (*FileServer, error) {
-	l, err := n.Listen("tcp4", address)
+	l, err := n.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}

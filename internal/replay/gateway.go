@@ -72,7 +72,7 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 	var steering *pmd.Steering
 	no := nat.Options{
 		Rules: rules, Limits: nat.WorkerLimits(o.Gateway.Limits, n), Workers: n, Seed: seed(o.Seed),
-		SideOf: pmd.SideOf(g.table), Now: now,
+		SideOf: pmd.SideOf(g.table), Reverse: pmd.Reverse(g.table), Now: now,
 	}
 	if n > 1 {
 		if o.Gateway.AliasPort {

@@ -13,7 +13,7 @@ import (
 // The language of packets in traces:
 //
 //	udp  SRC > DST              len N: bytes of payload (8 if not said)    zero: no checksum   half: a half-made one
-//	tcp  SRC > DST FLAGS        FLAGS of S, A, F, R; mss N
+//	tcp  SRC > DST FLAGS        FLAGS of S, A, F, R; mss N, seq N, ack N (printed if not 0)
 //	echo SRC > DST   reply SRC > DST           SRC and DST are addresses; id N, seq N
 //	icmp TYPE/CODE SRC > DST [mtu N] about PACKET
 //	proto N SRC > DST
@@ -93,6 +93,7 @@ func packetFrom(text string) ([]byte, error) {
 	case "udp":
 		return b.UDP(payload), nil
 	case "tcp":
+		b.Seq, b.Ack = uint32(o["seq"]), uint32(o["ack"])
 		if o["mss"] > 0 {
 			b.TCPOptions = []byte{2, 4, byte(o["mss"] >> 8), byte(o["mss"])}
 		}
@@ -178,6 +179,13 @@ func ipText(frame []byte, h *packet.Headers) string {
 		if len(l4) >= 24 && l4[12] == 0x60 {
 			payload -= 4
 			s += fmt.Sprintf(" mss %d", binary.BigEndian.Uint16(l4[22:24]))
+		}
+		if len(l4) >= 20 { // a quote may end before that
+			for i, name := range []string{"seq", "ack"} {
+				if n := binary.BigEndian.Uint32(l4[4+4*i:]); n != 0 {
+					s += fmt.Sprintf(" %s %d", name, n)
+				}
+			}
 		}
 	case packet.KindUDP:
 		s = "udp " + withPorts

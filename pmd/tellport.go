@@ -1,0 +1,19 @@
+package pmd
+
+import (
+	"log/slog"
+
+	"pollux/rtcache"
+)
+
+// tellPort says what happened to a port while the gateway runs on.
+func tellPort(was, is rtcache.Port) {
+	switch {
+	case is.Gone && !was.Gone:
+		slog.Warn("the interface was deleted: forwarding goes on by the other ports; when it is made again, restart pollux", "port", is.Name)
+	case is.Up != was.Up && is.Up:
+		slog.Info("the interface is up again", "port", is.Name)
+	case is.Up != was.Up:
+		slog.Warn("the interface is down: what has another route takes it", "port", is.Name)
+	}
+}
