@@ -83,8 +83,8 @@ type rules struct {
 	death   clock.Tick // not later than the first of their ends
 }
 
-func newRules(s *seed) rules {
-	return rules{seed: s, list: make([]rule, 1), in: index{slots: make([]uint64, 8)}, out: index{slots: make([]uint64, 8)}}
+func newRules(s, common *seed) rules {
+	return rules{seed: s, common: common, list: make([]rule, 1), in: index{slots: make([]uint64, 8)}, out: index{slots: make([]uint64, 8)}}
 }
 
 // ruleHash hashes what a rule is found by: an endpoint of ours and, as far as the class goes, the remote.

@@ -255,7 +255,7 @@ func (s *Shard) diffRules(r *Rules, reset bool) {
 		}
 	}
 	serial := s.table.serial
-	s.table = newRules(&s.seed)
+	s.table = newRules(&s.seed, &s.common)
 	s.table.serial = serial
 	for _, q := range configRules(r) {
 		k := keyOfRule(&q)

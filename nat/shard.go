@@ -138,8 +138,7 @@ func New(o Options) (*Shard, error) {
 	s.random = uint64(s.seed.hash(1, 2))<<32 | uint64(s.seed.hash(3, 4))
 	s.common = newSeed(o.Seed, 0)
 	s.steering, s.share = o.Steering, o.Share
-	s.table = newRules(&s.seed)
-	s.table.common = &s.common
+	s.table = newRules(&s.seed, &s.common)
 	if s.owners == nil {
 		s.owners, s.private = lport.NewOwners(nil), true
 	}

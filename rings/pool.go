@@ -41,7 +41,7 @@ func (p *Pool) Put(addr uint64) {
 		return
 	}
 	n := len(p.free)
-	if n == cap(p.free) {
+	if n == p.own {
 		p.excess++
 		return
 	}
