@@ -38,12 +38,20 @@ func (t tuple) request() bool    { return t.ports&requestBit != 0 }
 // asks reports whether an ICMP query is a request (echo 8, timestamp 13) rather than a reply.
 func asks(h *packet.Headers) bool { return h.ICMPType == 8 || h.ICMPType == 13 }
 
+// plainKey is the key of a packet of TCP or UDP, the first draft of any other's.
+func plainKey(p *Packet) tuple {
+	h := &p.H
+	return tuple{
+		addrs: uint64(h.Src) | uint64(h.Dst)<<32,
+		ports: uint64(h.SrcPort) | uint64(h.DstPort)<<16 | uint64(h.Proto)<<32 | uint64(p.Side)<<40,
+	}
+}
+
 // tupleOf is the key under which a whole packet is looked up. ok is false for what has no link of its own: later
 // fragments, ICMP errors, anything that is not IPv4.
 func tupleOf(p *Packet) (t tuple, ok bool) {
 	h := &p.H
-	t.addrs = uint64(h.Src) | uint64(h.Dst)<<32
-	t.ports = uint64(h.SrcPort) | uint64(h.DstPort)<<16 | uint64(h.Proto)<<32 | uint64(p.Side)<<40
+	t = plainKey(p)
 	if h.Kind == packet.KindTCP || h.Kind == packet.KindUDP {
 		return t, true
 	}

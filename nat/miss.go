@@ -138,7 +138,9 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	rule := s.table.matchOut(n.local, n.proto, n.remote, now)
 	static := uint32(0)
 	if rule == 0 {
-		if static = s.table.addrOut(local.Addr); static == 0 && s.untranslated(local.Addr) {
+		// A hairpinned flow is translated whoever sends it: its answer must come back by here.
+		static = s.table.addrOut(local.Addr)
+		if static == 0 && n.flags&flagHairpin == 0 && s.untranslated(local.Addr) {
 			s.untouched(p)
 			return
 		}

@@ -86,8 +86,10 @@ type Packet struct {
 	ICMPCode uint8    // with Answer
 	Hop      *HopSlot // with Forward: slot of the link's direction, nil when the packet belongs to no link
 
-	hash uint32 // between Touch and Translate
-	slot uint32
+	// Between Touch and Translate.
+	key  tuple  // what the packet is looked up by
+	hash uint32 // of key
+	slot uint32 // the line that may be its link's; 0: none was found, or it has to go the long way anyhow
 }
 
 // Released is a held packet that goes back to the worker: either to be parsed and translated again, or to be dropped.

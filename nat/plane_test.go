@@ -20,6 +20,7 @@ import (
 //   - what is not sent on is as it was received, unless it is dropped;
 //   - no source of the inside networks leaves on the outside, and none of their addresses in a quoted packet, unless the
 //     rules leave the packet alone;
+//   - nothing is sent on with a TTL of 0;
 //   - every frame held is given back once.
 type plane struct {
 	t      testing.TB
@@ -349,6 +350,9 @@ func (w *plane) leaves(p *Packet) {
 		w.fail("sent on, with reason %v", p.Reason)
 	}
 	ip := p.Data[p.H.L3:]
+	if ip[8] == 0 {
+		w.fail("sent on with TTL 0: % x", p.Data)
+	}
 	src, dst := packet.Addr(binary.BigEndian.Uint32(ip[12:])), packet.Addr(binary.BigEndian.Uint32(ip[16:]))
 	if p.Side == Inside && !w.inside(dst) {
 		if w.inside(src) && !w.plain(src, dst) {

@@ -25,17 +25,21 @@ func (s *Shard) touch(b []Packet) {
 	slots := s.exact.slots
 	for i := range b {
 		p := &b[i]
-		t, _ := tupleOf(p)
-		p.hash = s.seed.tuple(t)
+		p.key = plainKey(p)
+		p.hash = s.seed.tuple(p.key)
 		at[i&(burst-1)] = s.exact.home(p.hash)
 	}
 	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(slots)), 8, at[:len(b)&(2*burst-1)])
 	misses := 0
 	for i := range b {
 		p := &b[i]
-		p.slot = s.candidate(p.hash)
-		at[i&(burst-1)] = p.slot
-		if p.slot == 0 {
+		n, ok := candidate((*[2]uint64)(s.padded[at[i&(burst-1)]:]), p.hash)
+		if !ok {
+			n = s.distant(p.hash)
+		}
+		p.slot = n
+		at[i&(burst-1)] = n
+		if n == 0 {
 			misses++
 		}
 	}

@@ -73,7 +73,7 @@ func (w *Worker) sendV6(p *nat.Packet, hop *rtcache.Hop, now clock.Tick) {
 	}
 	p.Data[p.H.L3+7]-- // the hop limit, which no checksum covers
 	hop.WriteMACs(p.Data)
-	w.line(hop.Port(), rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))})
+	w.line(hop.Port(), p)
 }
 
 // unroutableV6 ends a packet that has no next hop, with the codes that the kernel would send for it.

@@ -14,7 +14,9 @@ func (w *Worker) translate(b []nat.Packet, now clock.Tick) {
 	if len(b) == 0 {
 		return
 	}
-	w.nat.Translate(b, now)
+	if w.nat.Translate(b, now) == 0 {
+		return
+	}
 	for i := range b {
 		if b[i].Verdict != nat.Forward {
 			w.judge(b, i, now)

@@ -12,20 +12,34 @@ import (
 // parse is stage 2: every packet is parsed; what is malformed, another machine's or the host's own leaves the burst here.
 // It returns the rest, moved together.
 func (w *Worker) parse(b []nat.Packet) []nat.Packet {
-	k := 0
 	for i := range b {
+		p := &b[i]
+		packet.Parse(p.Data, &p.H)
+		if p.H.Flags&packet.FlagPlain == 0 || p.H.Dst >= multicast || !w.toPort(p) {
+			return w.sift(b, i)
+		}
+	}
+	return b
+}
+
+// sift is parse from packet k on, which is parsed and may have to go.
+func (w *Worker) sift(b []nat.Packet, k int) []nat.Packet {
+	for i := k; ; {
 		p := &b[k]
+		if p.H.Reason == reason.None && p.H.Kind-1 < packet.KindLaterFragment && p.H.Dst < multicast && w.toPort(p) {
+			k++
+		} else {
+			w.refuse(p)
+		}
+		if i++; i == len(b) {
+			return b[:k]
+		}
+		p = &b[k]
 		if i != k {
 			w.pull(p, &b[i])
 		}
 		packet.Parse(p.Data, &p.H)
-		if p.H.Reason == reason.None && p.H.Kind-1 < packet.KindLaterFragment && p.H.Dst < multicast && w.toPort(p) {
-			k++
-			continue
-		}
-		w.refuse(p)
 	}
-	return b[:k]
 }
 
 // multicast is the first IPv4 address that names more than one host, or none.
@@ -39,10 +53,7 @@ func (w *Worker) pull(dst, src *nat.Packet) {
 // toPort reports whether a frame that Parse accepted, so at least an Ethernet header, is for the port it came in by.
 func (w *Worker) toPort(p *nat.Packet) bool {
 	port := &w.ports[p.Ingress]
-	if port.anyMAC {
-		return p.H.Flags&packet.FlagUnicastMAC != 0
-	}
-	return binary.LittleEndian.Uint64(p.Data)&0xffff_ffff_ffff == port.word
+	return binary.LittleEndian.Uint64(p.Data)&port.mask == port.word
 }
 
 // refuse deals with a frame that is not for the translator.

@@ -7,35 +7,37 @@ import (
 	"pollux/internal/packet"
 	"pollux/internal/reason"
 	"pollux/nat"
-	"pollux/rings"
 	"pollux/rtcache"
 )
 
 // route is stage 6: every packet gets its next hop, from the link it belongs to or by lookup, and is put in line for its
 // egress port.
 func (w *Worker) route(b []nat.Packet, now clock.Tick) {
+	flows := w.routes.Attached()
+	hits := 0
 	for i := range b {
 		p := &b[i]
 		if p.Verdict != nat.Forward {
 			continue
 		}
-		dst := destination(p)
-		src, hash := w.asSent(p, i).Src, flowHash(&p.H)
-		slot := (*[2]uint64)(p.Hop)
-		if slot == nil {
-			slot = w.plain.slot(src, dst, hash)
+		var hop *rtcache.Hop
+		if p.Hop != nil {
+			hop = flows.Hop((*[2]uint64)(p.Hop), p.Ingress, destination(p))
 		}
-		hop, v := w.routes.Route(slot, p.Ingress, src, dst, hash)
-		if v != rtcache.OK || int(p.H.Len) > hop.MTU() || w.hold.n > 0 {
-			w.detour(p, i, hop, v, now)
+		if hop == nil || int(p.H.Len) > hop.MTU() || w.hold.n > 0 {
+			w.detour(p, i, now)
 			continue
 		}
+		hits++
 		hop.WriteMACs(p.Data)
-		w.line(hop.Port(), rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))})
-		if p.Hop != nil {
-			w.c.translated++
+		to := &w.ports[hop.Port()] // w.line, which is too long to be inlined
+		if to.n == BurstFrames {
+			w.flush(to)
 		}
+		to.line(p)
 	}
+	w.routes.C.Hits += uint64(hits)
+	w.c.translated += uint64(hits)
 }
 
 // destination is where a packet goes now, after translation, which changes it on the way in only.
@@ -54,10 +56,17 @@ func flowHash(h *packet.Headers) uint32 {
 	return uint32(x >> 32)
 }
 
-// detour deals with a packet that can't simply go on: no usable next hop, others wait for the same one, too long.
+// detour deals with a packet that can't simply go on: its next hop is to be looked up, others wait for the same one, it is
+// too long.
 //
 //go:noinline
-func (w *Worker) detour(p *nat.Packet, i int, hop *rtcache.Hop, v rtcache.Verdict, now clock.Tick) {
+func (w *Worker) detour(p *nat.Packet, i int, now clock.Tick) {
+	src, dst, hash := w.asSent(p, i).Src, destination(p), flowHash(&p.H)
+	slot := (*[2]uint64)(p.Hop)
+	if slot == nil {
+		slot = w.plain.slot(src, dst, hash)
+	}
+	hop, v := w.routes.Route(slot, p.Ingress, src, dst, hash)
 	if v == rtcache.OK && w.hold.n > 0 {
 		w.look(hop, now) // if this hop has just become usable, those that came before go first
 	}
@@ -103,7 +112,7 @@ func (w *Worker) send(p *nat.Packet, h *packet.Headers, hop *rtcache.Hop, now cl
 	switch {
 	case int(p.H.Len) <= mtu:
 		hop.WriteMACs(p.Data)
-		w.line(hop.Port(), rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))})
+		w.line(hop.Port(), p)
 	case p.H.Flags&packet.FlagDF == 0:
 		hop.WriteMACs(p.Data)
 		w.fragment(p, hop.Port(), mtu)

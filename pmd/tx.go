@@ -8,12 +8,17 @@ import (
 )
 
 // line puts a received packet in line for the transmit ring of a port.
-func (w *Worker) line(to uint16, f rings.Frame) {
+func (w *Worker) line(to uint16, q *nat.Packet) {
 	p := &w.ports[to]
 	if p.n == BurstFrames {
 		w.flush(p)
 	}
-	p.out[p.n] = f
+	p.line(q)
+}
+
+// line is that without looking for room: n must be less than BurstFrames.
+func (p *port) line(q *nat.Packet) {
+	p.out[p.n&(BurstFrames-1)] = rings.Frame{Addr: q.Frame, Len: uint32(len(q.Data))}
 	p.n++
 }
 

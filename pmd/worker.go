@@ -84,8 +84,9 @@ type Worker struct {
 // port is a WorkerPort and the frames that wait for its transmit ring.
 type port struct {
 	Port
-	word   uint64  // the port's own MAC address as the first 6 bytes of a frame, little endian; with anyMAC not looked at
-	mac    [6]byte // the same
+	word   uint64  // what the first 8 bytes of a frame, little endian, are under mask: the port's own MAC address, or with
+	mask   uint64  // anyMAC only that the bit for multicast is not set
+	mac    [6]byte // the port's own
 	side   nat.Side
 	anyMAC bool
 	arp    bool
@@ -213,5 +214,10 @@ func (w *Worker) drop(addr uint64, data []byte, r reason.Reason, answered bool) 
 // setMAC changes the port's own address.
 func (p *port) setMAC(mac [6]byte) {
 	p.mac = mac
+	if p.anyMAC {
+		p.word, p.mask = 0, 1
+		return
+	}
+	p.mask = 0xffff_ffff_ffff
 	p.word = uint64(binary.LittleEndian.Uint32(mac[:])) | uint64(binary.LittleEndian.Uint16(mac[4:]))<<32
 }

@@ -387,6 +387,9 @@ func TestKernelDeviceDown(t *testing.T) {
 	}
 	g.must(g.nl.LinkSetUp(g.link("outa")))
 	w.eventually("up: its subnet is back", w.leaves(nil, "192.0.2.2", portA))
+	if own := packet.AddrFrom(netip.MustParseAddr("192.0.2.1")); !w.table.Local(own) { // kept while down, and not announced again
+		t.Error("the port's own address is not known as the kernel's any more")
+	}
 	g.must(g.nl.RouteAdd(g.route("0.0.0.0/0", "192.0.2.2", 100)))
 	w.eventually("and its default route", w.leaves(&slot, dst, portA))
 

@@ -175,7 +175,8 @@ func (c *control) release(i uint32) {
 func (c *control) gone(i uint32) bool {
 	hops := c.sets.info[i].hops
 	for _, h := range hops {
-		if c.links[h.index].up {
+		// The kernel keeps its own addresses while their netdev is down, and says nothing when it is up again.
+		if l, known := c.links[h.index]; l.up || known && c.sets.info[i].kind == setLocal {
 			return false
 		}
 	}

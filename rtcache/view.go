@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
+	"sync/atomic"
 
 	"pollux/internal/packet"
 )
@@ -41,6 +42,28 @@ type Counters struct {
 	ReverseFailed  uint64 `json:"reverse_failed"`  // and failed
 	Requests       uint64 `json:"requests"`        // asked the control goroutine for an on-link host's hop or to resolve one
 	RequestsFull   uint64 `json:"requests_full"`   // could not ask now: the ring was full; the packet is Unresolved all the same
+}
+
+// Attached reads the next hops that flows carry. It is a copy of what does not change within a burst; take a new one with
+// View.Attached for each.
+type Attached struct {
+	stamps *[1 << 16]atomic.Uint32
+	hops   []Hop
+	mode   uint32
+}
+
+// Attached returns the reader for a burst.
+func (v *View) Attached() Attached { return Attached{&v.stamps.v4, v.hops, v.t.mode.Load()} }
+
+// Hop is the next hop that a flow carries, nil when there is none or it does not hold any more: ask Route then. It counts
+// nothing: the caller adds its hits to View.C.
+func (a *Attached) Hop(slot *[2]uint64, ingress uint16, dst packet.Addr) *Hop {
+	if slot[1] == uint64(dst)<<32|uint64(a.stamps[dst>>16].Load()) && uint32(slot[0]>>32) == a.mode|uint32(ingress) {
+		if h := &a.hops[uint32(slot[0])]; h.state.Load() == hopHit {
+			return h
+		}
+	}
+	return nil
 }
 
 // Route gives the next hop of a packet. slot is the flow's, nil: none; src as received (for the reverse-path check), dst

@@ -57,7 +57,15 @@ func newFork(t *testing.T) *fork {
 // run starts pollux on all four ports.
 func (f *fork) run(args ...string) *gateway {
 	f.t.Helper()
-	return run(f.t, f.Lab, append([]string{"--inside", secondInside, "--outside", secondOutside}, args...)...)
+	g := run(f.t, f.Lab, append([]string{"--inside", secondInside, "--outside", secondOutside}, args...)...)
+	f.t.Cleanup(func() { // before run's own, which stops it
+		select {
+		case <-g.Done():
+			f.t.Errorf("the gateway ended by itself:\n%s", g.Output())
+		default:
+		}
+	})
+	return g
 }
 
 // ip runs an `ip` command in the gateway and returns when it began.
@@ -103,8 +111,13 @@ type change struct {
 // steps runs changes one after the other, each beside a stream of its own, and reports what each cost.
 func (f *fork) steps(g *gateway, from int, changes []change) {
 	f.t.Helper()
+	f.stepsOf(f.stream, g, from, changes)
+}
+
+func (f *fork) stepsOf(stream func() *lab.Stream, g *gateway, from int, changes []change) {
+	f.t.Helper()
 	for _, c := range changes {
-		s := f.stream()
+		s := stream()
 		arrive(f.t, s, from, 0, 300)
 		before := dropsOf(g)
 		first := s.Sent()
@@ -119,6 +132,9 @@ func (f *fork) steps(g *gateway, from int, changes []change) {
 			f.t.Logf("%s: %v; the last by the old way came %v after the command began", c.name, r, last.Sub(began).Round(100*time.Microsecond))
 		} else {
 			f.t.Logf("%s: %v", c.name, r)
+		}
+		if r.Lost > 0 {
+			f.t.Logf("%s: lost %v; drops %v", c.name, r.Losses, dropsOf(g).since(before))
 		}
 		if c.lossless && r.Lost > 0 {
 			f.t.Errorf("%s: %d datagrams lost (%v) though there was a way all the time; drops %v", c.name, r.Lost, r.Losses, dropsOf(g).since(before))
@@ -210,7 +226,9 @@ func TestRouteChanges(t *testing.T) {
 	}
 }
 
-// Last hop standing: a port goes down, comes up again, and is deleted, while a worse route stands by the other port.
+// A port goes down, comes up again, and is deleted, while a worse route stands by the other port. The kernel stops a device
+// before it takes its routes out and tells anybody, and on a busy machine much can lie between: what it is given meanwhile
+// is lost to its own forwarding too.
 func TestDeviceDownUpAndDeleted(t *testing.T) {
 	f := newFork(t)
 	f.warm()

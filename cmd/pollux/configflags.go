@@ -73,3 +73,24 @@ func (f *configFlags) load(c *cli.Context, use config.Use) (*config.Config, erro
 	}
 	return config.Load(c.String("config"), f.args, use)
 }
+
+// joinBools lets the flag of a yes-or-no key take its value as the next word, as the flags of all other keys do: package flag
+// knows only --name and --name=value for these.
+func joinBools(args []string) []string {
+	bools := map[string]bool{}
+	for _, k := range config.Flags() {
+		for _, name := range k.Names {
+			bools[name] = k.Bool
+		}
+	}
+	out := make([]string, 0, len(args))
+	for i := 0; i < len(args); i++ {
+		a := args[i]
+		if name := strings.TrimLeft(a, "-"); name != a && bools[name] && i+1 < len(args) && (args[i+1] == "true" || args[i+1] == "false") {
+			i++
+			a += "=" + args[i]
+		}
+		out = append(out, a)
+	}
+	return out
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -227,6 +228,9 @@ func (l *l2fwd) run(c *cli.Context) error {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 3))
+	if err := l.keepAway(); err != nil {
+		return err
+	}
 	placed, ended := make(chan error, 1), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good: the thread is pinned, and ends with the goroutine
@@ -263,6 +267,19 @@ func (l *l2fwd) run(c *cli.Context) error {
 		Seconds: time.Since(start).Seconds(), Inside: in.Received, Outside: out.Received,
 		Sent: in.Completed + out.Completed, Dropped: l.forward.Dropped(),
 	}.print(c.App.Writer, c.Bool("json"))
+}
+
+// keepAway keeps the process's other threads off the forwarder's core, as the gateway does for its worker.
+func (l *l2fwd) keepAway() error {
+	allowed, err := cpu.Allowed()
+	if err != nil {
+		return err
+	}
+	others := slices.DeleteFunc(allowed, func(core int) bool { return core == l.core })
+	if len(others) == 0 {
+		return nil
+	}
+	return cpu.ConfineProcess(others)
 }
 
 func (r l2fwdReport) print(w io.Writer, asJSON bool) error {

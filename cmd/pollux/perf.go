@@ -22,5 +22,8 @@ func perfScenarios() []*cli.Command {
 		clockCommand(),
 
 		l2fwdCommand(),
+		labCommand(),
+		ndrCommand(),
+		soakCommand(),
 	}
 }

@@ -10,7 +10,7 @@ func (s *settings) check(use Use) error {
 	for _, f := range []func() error{
 		s.checkWorkers,
 		func() error { return s.checkAlias(use) },
-		s.checkBlocks, s.checkDeterministic, s.checkSteer, s.checkRedirectPort, s.checkRedirectAddr, s.checkRedirectProto,
+		s.checkTarget, s.checkBlocks, s.checkDeterministic, s.checkSteer, s.checkRedirectPort, s.checkRedirectAddr, s.checkRedirectProto,
 	} {
 		if err := f(); err != nil {
 			return err
@@ -180,6 +180,14 @@ func (s *settings) checkRedirectProto() error {
 func (s *settings) checkPublic(path string, public packet.Addr, at place) error {
 	if public == 0 && !s.aliasPort() {
 		return errorAt(at, "%s: public is \"port\", but nat.alias doesn't hold \"port\"; allowed: an IPv4 address, or \"port\" in nat.alias too", path)
+	}
+	return nil
+}
+
+// checkTarget: an alias address as DMZ host would be translated in a circle.
+func (s *settings) checkTarget() error {
+	if t := s.rules.Target; t != 0 && s.contains(t) {
+		return errorAt(s.where["nat.target"], "nat.target: %s is an alias address; allowed: an inside host's address", t)
 	}
 	return nil
 }

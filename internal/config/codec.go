@@ -157,7 +157,7 @@ type duration struct {
 	at func(*settings) *time.Duration
 }
 
-func (duration) allowed() string { return "a time with its unit from 1ms to 576h, as 300s or 2h4m" }
+func (duration) allowed() string { return "a time with its unit from 1ms to 480h, as 300s or 2h4m" }
 
 func (c duration) decode(s *settings, path string, n *node) error {
 	if err := n.is(scalar, path, c.allowed()); err != nil {

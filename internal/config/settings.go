@@ -90,5 +90,5 @@ const DefaultSocket = "/run/pollux.sock"
 
 const (
 	durationMin = time.Millisecond // the dataplane's tick
-	durationMax = 24 * 24 * time.Hour
+	durationMax = 20 * 24 * time.Hour // what the dataplane's wrapping clock can tell apart
 )

@@ -53,12 +53,13 @@ const (
 type Flags uint8
 
 const (
-	FlagDF           Flags = 1 << iota // don't fragment
+	FlagUnicastMAC   Flags = 1 << iota // the destination MAC is unicast
 	FlagMF                             // more fragments: with offset 0 this is a first fragment
 	FlagZeroChecksum                   // UDP checksum 0: stays 0
 	FlagOptions                        // the IPv4 header has options
 	FlagL4Completed                    // Parse found a half-made L4 checksum and completed it (DESIGN 9)
-	FlagUnicastMAC                     // the destination MAC is unicast
+	FlagPlain                          // whole TCP or UDP over IPv4 without options: L3 is 14, L4 is 34
+	FlagDF                             // don't fragment; its place is that in the frame
 )
 
 // TCP flag bits in Headers.TCPFlags.
@@ -88,6 +89,7 @@ type Headers struct {
 	Len              uint16 // IP total length; the frame may be longer (Ethernet padding)
 	FragID           uint16 // IP id
 	FragOff          uint16 // offset in bytes
+	_                uint16 // four words of 8 bytes: Parse writes no smaller ones
 	Kind             Kind
 	Proto            uint8 // IP protocol
 	TTL              uint8

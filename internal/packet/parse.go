@@ -67,23 +67,24 @@ func Parse(frame []byte, h *Headers) {
 	// Neighbouring fields are cut from one word in the order of their places, so that the compiler stores them as one.
 	// What is stored here in vain is written again by parseGeneral.
 	h.Src, h.Dst = Addr(bits.ReverseBytes32(src)), Addr(bits.ReverseBytes32(dst))
-	h.SrcPort, h.DstPort = binary.BigEndian.Uint16(b[34:36]), binary.BigEndian.Uint16(b[36:38])
-	place := uint64(EthernetLen) | (EthernetLen+IPv4Len)<<16 | uint64(total)<<32 | uint64(binary.BigEndian.Uint16(b[18:20]))<<48
-	h.L3, h.L4, h.Len, h.FragID = uint16(place), uint16(place>>16), uint16(place>>32), uint16(place>>48)
+	place := uint64(bits.RotateLeft32(binary.BigEndian.Uint32(b[34:38]), 16)) | EthernetLen<<32 | (EthernetLen+IPv4Len)<<48
+	h.SrcPort, h.DstPort, h.L3, h.L4 = uint16(place), uint16(place>>16), uint16(place>>32), uint16(place>>48)
+	length := bits.RotateLeft32(binary.BigEndian.Uint32(b[16:20]), 16)
+	h.Len, h.FragID = uint16(length), uint16(length>>16)
 	h.FragOff = 0
-	flags := Flags(b[20]>>6&1) | Flags(^b[0]&1)<<5
+	flags := Flags(fragment)&FlagDF | ^Flags(b[0])&FlagUnicastMAC | FlagPlain
 	rest := uint64(binary.BigEndian.Uint16(b[22:24]))<<8 | uint64(flags)<<48 // protocol and TTL change places
 	pseudo := uint64(src) + uint64(dst) + 0xffff
 	var field uint16
 	switch b[23] {
 	case ProtoUDP:
-		length := int(binary.BigEndian.Uint16(b[38:40]))
-		if length < UDPLen || length > total-IPv4Len {
+		raw := binary.LittleEndian.Uint16(b[38:40])
+		if length := int(bits.ReverseBytes16(raw)); length < UDPLen || length > total-IPv4Len {
 			parseGeneral(frame, h)
 			return
 		}
 		field = binary.LittleEndian.Uint16(b[40:42])
-		pseudo += ProtoUDP<<8 + uint64(bits.ReverseBytes16(uint16(length)))
+		pseudo += ProtoUDP<<8 + uint64(raw)
 		rest |= uint64(KindUDP)
 		if field == 0 {
 			rest |= uint64(FlagZeroChecksum) << 48
@@ -174,8 +175,13 @@ func parseIPv4(frame []byte, h *Headers) {
 		return
 	}
 	parseL4(ip[header:h.Len], h)
-	if (h.Kind == KindTCP || h.Kind == KindUDP) && HalfMade(frame, h) {
-		complete(frame, h)
+	if h.Kind == KindTCP || h.Kind == KindUDP {
+		if header == IPv4Len && !h.Fragment() {
+			h.Flags |= FlagPlain
+		}
+		if HalfMade(frame, h) {
+			complete(frame, h)
+		}
 	}
 }
 

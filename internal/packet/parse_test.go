@@ -45,7 +45,7 @@ const (
 
 func TestParseByHand(t *testing.T) {
 	udp := Headers{Src: 0x0a000001, Dst: 0xc6336401, SrcPort: 1234, DstPort: 53, L3: 14, L4: 34, Len: 32, FragID: 0x1234,
-		Kind: KindUDP, Proto: ProtoUDP, TTL: 64, Flags: FlagDF | FlagUnicastMAC}
+		Kind: KindUDP, Proto: ProtoUDP, TTL: 64, Flags: FlagDF | FlagUnicastMAC | FlagPlain}
 	with := func(h Headers, change func(*Headers)) Headers { change(&h); return h }
 	cases := []struct {
 		name, hex string
@@ -54,7 +54,7 @@ func TestParseByHand(t *testing.T) {
 		{"UDP", hexUDP, udp},
 		{"UDP with Ethernet padding", hexUDP + "\npadding: ffffffffffffffff ffffffff", udp},
 		{"UDP without checksum, multicast MAC", strings.NewReplacer("01d3", "0000", "020000000001", "01005e000001").Replace(hexUDP),
-			with(udp, func(h *Headers) { h.Flags = FlagDF | FlagZeroChecksum })},
+			with(udp, func(h *Headers) { h.Flags = FlagDF | FlagZeroChecksum | FlagPlain })},
 		{"UDP half-made: field is the sum of the pseudo header", strings.Replace(hexUDP, "01d3", "3453", 1),
 			with(udp, func(h *Headers) { h.Flags |= FlagL4Completed })},
 		{"TCP SYN", hexEthernet + `
@@ -65,7 +65,7 @@ func TestParseByHand(t *testing.T) {
 			window, sum, urg: ffff 0000 0000
 			MSS 1460:         02 04 05b4`,
 			Headers{Src: 0x14000001, Dst: 0xc6336401, SrcPort: 80, DstPort: 5000, L3: 14, L4: 34, Len: 44, FragID: 1,
-				Kind: KindTCP, Proto: ProtoTCP, TTL: 64, TCPFlags: TCPSyn, Flags: FlagUnicastMAC}},
+				Kind: KindTCP, Proto: ProtoTCP, TTL: 64, TCPFlags: TCPSyn, Flags: FlagUnicastMAC | FlagPlain}},
 		{"ARP", "020000000001 020000000002 0806 0001", Headers{L3: 14, Kind: KindARP, Flags: FlagUnicastMAC}},
 		{"VLAN tag", "020000000001 020000000002 8100 0001 0800", Headers{L3: 14, Kind: KindNotIP, Flags: FlagUnicastMAC}},
 		{"too short for Ethernet", "0200", Headers{L3: 14, Reason: reason.BadHeader}},

@@ -92,6 +92,7 @@ type thread struct {
 	duration time.Duration
 	count    uint64
 	random   uint64 // state
+	breathes bool   // Kernel: pause between calls
 	sent     atomic.Uint64
 	_        [128]byte
 }
@@ -140,7 +141,7 @@ func NewGenerator(o Options) (*Generator, error) {
 			return nil, fmt.Errorf("pktgen: %w", err)
 		}
 		g.notice = notice
-		th := &thread{template: t, flows: &g.o.Flows, stop: &g.stop, rate: o.Rate / float64(n), duration: o.Duration, count: o.Count, random: uint64(i) + 1}
+		th := &thread{template: t, flows: &g.o.Flows, stop: &g.stop, rate: o.Rate / float64(n), duration: o.Duration, count: o.Count, random: uint64(i) + 1, breathes: o.RTPriority > 0}
 		if o.Count != math.MaxUint64 {
 			th.count = o.Count / n
 			if uint64(i) < o.Count%n {

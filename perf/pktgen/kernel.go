@@ -4,13 +4,20 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
-// callPackets is how many packets one system call makes, after which Stop is looked at and progress is published.
-const callPackets = 1 << 16
+const (
+	// callPackets is how many packets one system call makes, after which Stop is looked at and progress is published.
+	callPackets = 1 << 14
+
+	// breath is how long a real-time generator then leaves its core to others: less than a device's queue lasts (256 packets
+	// on a veth), and enough for the threads of a gateway under test that must get on.
+	breath = 60 * time.Microsecond
+)
 
 // kernelSender sends by BPF_PROG_TEST_RUN.
 type kernelSender struct {
@@ -115,6 +122,10 @@ func (s *kernelSender) send(th *thread) error {
 		th.sent.Store(sent)
 		if sent >= th.count {
 			return nil
+		}
+		if th.breathes {
+			ts := unix.NsecToTimespec(int64(breath))
+			_ = unix.Nanosleep(&ts, nil)
 		}
 	}
 	return nil

@@ -246,7 +246,7 @@ static __always_inline void swap6(__u8 *a, __u8 *b)
 // Turns a packet round: MAC and IP addresses, ports. No checksum changes, but that of an echo request's type.
 static __always_inline int turn(__u8 *data, __u8 *end, __u32 l4, __u8 proto, __u8 v6)
 {
-	if (data + 62 > end)
+	if (data + 42 > end || (v6 && data + 62 > end))
 		return -1;
 	swap6(data, data + 6);
 	if (v6) {

@@ -1,0 +1,195 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"pollux/internal/control"
+	"pollux/perf"
+	"pollux/perf/pktgen"
+)
+
+// SoakOptions says how long and how hard.
+type SoakOptions struct {
+	Options                // placement, Links, Progress, Slot: between looks
+	Duration time.Duration // must be given
+	Rate     float64       // packets per second
+	NewFlows float64       // of those, flows per second that give way to new ones
+}
+
+// Sample is a look at the gateway between two slots of traffic, when nothing is under way.
+type Sample struct {
+	Seconds float64 `json:"seconds"`
+	Traffic string  `json:"traffic"` // of the slot before
+	Sent    uint64  `json:"sent"`
+	Lost    uint64  `json:"lost"`
+	Links   uint64  `json:"links"`
+	Frames  uint64  `json:"frames"` // in all places together: must never change
+	Leaked  int64   `json:"frames_leaked"`
+	Dropped uint64  `json:"dropped"`
+	RSS     uint64  `json:"rss_bytes"`
+}
+
+// SoakResult is a whole soak. Failures is empty when all went well.
+type SoakResult struct {
+	perf.Report
+	Setup    []string `json:"setup"`
+	Samples  []Sample `json:"samples"`
+	Sent     uint64   `json:"sent"`
+	Lost     uint64   `json:"lost"`
+	Failures []string `json:"failures"`
+}
+
+// rssGrowthMax is how much the process may grow after its first slots: a Go heap breathes.
+const rssGrowthMax = 64 << 20
+
+// Soak sends mixed traffic through pollux for a bounded time and looks again and again whether every frame is where it
+// belongs, links stay within their limit, and memory stays as it is.
+func Soak(ctx context.Context, o SoakOptions) (*SoakResult, error) {
+	if o.Duration <= 0 {
+		return nil, errors.New("a soak needs a duration")
+	}
+	setDefault(&o.Slot, 2*time.Second)
+	setDefault(&o.Rate, 200_000)
+	setDefault(&o.NewFlows, 5000)
+	setDefault(&o.Links, 1_000_000)
+	o.Peers = []string{"pollux"}
+	if err := o.Defaults(); err != nil {
+		return nil, err
+	}
+	if err := confineSelf(o.GeneratorCore); err != nil {
+		return nil, err
+	}
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4))
+	r := &SoakResult{Report: perf.NewReport(), Setup: o.setup()[:2], Failures: []string{}}
+	p, err := newPeer("pollux", &o.Options)
+	if err != nil {
+		return nil, err
+	}
+	err = p.soak(ctx, &o, r)
+	if err = errors.Join(err, p.close()); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
+	start := time.Now()
+	client := control.NewClient(p.net.Socket())
+	churn := flows(o.Flows)
+	churn.DstPorts = pktgen.PortRange{First: 1024, Count: 60000}
+	churn.NewPerS = o.NewFlows
+	first, err := p.look(client)
+	if err != nil {
+		return err
+	}
+	var rss uint64
+	for turn := 0; time.Since(start) < o.Duration && ctx.Err() == nil; turn++ {
+		s := Sample{}
+		switch turn % 4 {
+		case 0, 2:
+			s.Traffic = "changing flows"
+			err = p.soakSlot(churn, pktgen.IMIX, o, 0, &s)
+		case 1:
+			s.Traffic = "answered"
+			err = p.soakSlot(flows(o.Flows), pktgen.Sizes{64}, o, 1, &s)
+		case 3:
+			s.Traffic = "tcp, 8 streams"
+			_, err = p.tcp(8, o.Slot)
+		}
+		if err != nil {
+			return fmt.Errorf("after %v: %w", time.Since(start).Round(time.Second), err)
+		}
+		if err := p.alive(); err != nil {
+			return err
+		}
+		now, err := p.look(client)
+		if err != nil {
+			return err
+		}
+		now.Seconds, now.Traffic, now.Sent, now.Lost = time.Since(start).Seconds(), s.Traffic, s.Sent, s.Lost
+		r.Samples = append(r.Samples, now)
+		r.Sent += s.Sent
+		r.Lost += s.Lost
+		if now.Frames != first.Frames || now.Leaked != 0 {
+			r.Failures = append(r.Failures, fmt.Sprintf("at %.0f s: %d frames, %d leaked; there were %d", now.Seconds, now.Frames, now.Leaked, first.Frames))
+		}
+		if now.Links > uint64(o.Links) {
+			r.Failures = append(r.Failures, fmt.Sprintf("at %.0f s: %d links, the limit is %d", now.Seconds, now.Links, o.Links))
+		}
+		switch {
+		case turn == 3:
+			rss = now.RSS
+		case turn > 3 && now.RSS > rss+rssGrowthMax:
+			r.Failures = append(r.Failures, fmt.Sprintf("at %.0f s: %d MiB resident, there were %d", now.Seconds, now.RSS>>20, rss>>20))
+		}
+		fmt.Fprintf(o.Progress, "%.0f s: %s: sent %d, lost %d; %d links, %d frames, %d leaked, %d MiB resident\n",
+			now.Seconds, now.Traffic, now.Sent, now.Lost, now.Links, now.Frames, now.Leaked, now.RSS>>20)
+	}
+	return nil
+}
+
+func (p *peer) soakSlot(f pktgen.Flows, sizes pktgen.Sizes, o *SoakOptions, back int, s *Sample) error {
+	m, err := p.run(f, sizes, o.Rate, o.Slot, back)
+	if err != nil {
+		return err
+	}
+	s.Sent, s.Lost = m.sent, m.sent-min(m.sent, m.arrived)
+	if back > 0 {
+		s.Sent += m.arrived
+		s.Lost += m.arrived - min(m.arrived, m.reply.Packets)
+	}
+	return nil
+}
+
+// look asks the gateway for its totals.
+func (p *peer) look(c *control.Client) (s Sample, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTime)
+	defer cancel()
+	workers, err := c.Workers(ctx)
+	if err != nil {
+		return s, err
+	}
+	for _, w := range workers {
+		s.Links += w.Links
+		s.Dropped += w.Dropped
+		s.Leaked += w.Leaked
+		for _, n := range w.Frames {
+			s.Frames += n
+		}
+	}
+	s.RSS, err = resident(p.process.PID())
+	return s, err
+}
+
+// resident is a process's memory that is there, in bytes.
+func resident(pid int) (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
+			return kb << 10, err
+		}
+	}
+	return 0, fmt.Errorf("process %d does not tell its memory", pid)
+}
+
+// Print writes the result for people.
+func (r *SoakResult) Print(w io.Writer) error {
+	verdict := "every frame in its place, memory and links within bounds"
+	if len(r.Failures) > 0 {
+		verdict = "FAILED: " + strings.Join(r.Failures, "; ")
+	}
+	_, err := fmt.Fprintf(w, "%d slots, %d packets sent, %d lost: %s\n", len(r.Samples), r.Sent, r.Lost, verdict)
+	return err
+}
