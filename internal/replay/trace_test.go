@@ -61,6 +61,9 @@ func TestTraces(t *testing.T) {
 			}
 			// Whichever queue a packet comes in by and whoever owns its flow, the world sees the same.
 			for _, workers := range []int{4} {
+				if !slices.Contains(sameForMany, strings.TrimSuffix(filepath.Base(name), ".txt")) {
+					break
+				}
 				want := withoutPool(string(want))
 				got := playTrace(t, want, workers)
 				if want = playTrace(t, want, 1); filepath.Base(name) == "redirects.txt" {
@@ -73,6 +76,9 @@ func TestTraces(t *testing.T) {
 		})
 	}
 }
+
+// sameForMany are the traces in which no later packet hangs on a choice that each worker makes by itself.
+var sameForMany = []string{"bypass", "fragments", "full-cone", "host", "icmp", "kernel-alias", "limits", "mss", "redirects", "target", "tcp", "udp"}
 
 // compare shows the first lines that differ.
 func compare(t *testing.T, what string, got, want []string) {
