@@ -25,7 +25,6 @@ type traffic struct {
 	rng    uint64
 	tcp    bool
 	flags  uint8
-	wide   bool // scattered remotes on one alias port
 }
 
 const (

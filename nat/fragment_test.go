@@ -24,7 +24,6 @@ type worker struct {
 	sent    [][]byte
 	dropped map[reason.Reason]int
 	host    [][]byte
-	bad     bool // a frame came back that was not kept
 }
 
 const (

@@ -27,8 +27,6 @@ func (r *script) byte() byte {
 	return c
 }
 
-func (r *script) word() uint16 { return uint16(r.byte())<<8 | uint16(r.byte()) }
-
 func (r *script) bit(c byte, n int) bool { return c>>n&1 != 0 }
 
 func (r *script) tell(format string, args ...any) {
@@ -430,6 +428,8 @@ var seedStories = [][]byte{
 	{0, 0, 0, 0, 1, 15, 0, 0, 0, 0, 2, 0x86, 0, 0x86, 3, 0x4b, 0x7b},
 	// TCP: SYN, SYN-ACK, ACK, FIN both ways, reopened.
 	{0, 0, 0, 0x40, 1, 15, 0, 0, 8, 2, 0, 0x86, 5, 0, 0, 8, 10, 0, 0x86, 9, 0, 0, 8, 26, 0, 0x86, 9, 0, 0, 8, 2, 0},
+	// A flow whose next packet has a TTL of 1.
+	{0, 0, 0, 0, 1, 15, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0x30},
 	// Fragments, the tail first.
 	{0, 0, 0, 0, 1, 15, 0, 0, 0, 0, 0x8e, 0x04, 0, 0, 0, 0, 0x82, 0x01, 0x7b},
 	// Hairpin to a published port, rules change, redirects at run time.
