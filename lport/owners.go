@@ -196,6 +196,15 @@ func (o *Owners) Byte(alias packet.Addr, row Row, port uint16) uint8 {
 	return a.byte(row, port)
 }
 
+// Look is Byte that also says whether the address is an alias.
+func (o *Owners) Look(alias packet.Addr, row Row, port uint16) (b uint8, known bool) {
+	a := o.table.Load().find(alias)
+	if a == nil {
+		return ByteFree, false
+	}
+	return a.byte(row, port), true
+}
+
 // Claim takes a free byte for a worker (its index, from 0) and reports whether the byte is that worker's now. Of any
 // number of workers that claim one byte at the same time exactly one gets it.
 func (o *Owners) Claim(alias packet.Addr, row Row, port uint16, worker int) bool {

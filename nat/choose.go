@@ -50,7 +50,7 @@ func (s *Shard) choose(n *newLink, rule, static uint32, now clock.Tick) reason.R
 		if r.oneShot {
 			n.flags |= flagOneShot
 		}
-		if n.alias.Addr != 0 && !s.taken(n, now) {
+		if n.alias.Addr != 0 && s.mineIn(n) && !s.taken(n, now) {
 			return reason.None
 		}
 		n.flags &^= flagOneShot
@@ -213,12 +213,12 @@ func (s *Shard) aliasOfHost(n *newLink) (packet.Addr, reason.Reason) {
 	return h.alias, reason.None
 }
 
-// prefer is the stable choice of an alias address for a host: the highest of the hashes of the pairs, so that a change of the
+// prefer is the stable choice of an alias address for a host, the same at every worker: the highest of the hashes of the pairs, so that a change of the
 // pool moves as few hosts as can be.
 func (s *Shard) prefer(host packet.Addr) (best packet.Addr) {
 	var top uint32
 	for i, a := range s.pool {
-		if h := s.seed.hash(uint64(host), uint64(a)); i == 0 || h > top {
+		if h := s.common.hash(uint64(host), uint64(a)); i == 0 || h > top {
 			best, top = a, h
 		}
 	}

@@ -40,6 +40,7 @@ type datagram struct {
 	phase      phase
 	reason     reason.Reason // with phaseDrop
 	steps      uint8         // what the first fragment's TTL lost here
+	owner      uint8         // with phaseAway
 }
 
 // phase is how far a datagram's fate is decided.
@@ -50,6 +51,7 @@ const (
 	phaseForward              // addresses as kept
 	phaseAgain                // likewise, for the second pass of a hairpin
 	phaseHost
+	phaseAway // another worker's, whose number is in owner
 	phaseDrop
 )
 
@@ -107,6 +109,9 @@ func fragmentKey(p *Packet) [2]uint64 {
 	second := uint64(h.FragID) | uint64(h.Proto)<<16 | uint64(p.Side)<<24 | 1<<63
 	if p.Hairpin {
 		second |= 1 << 25
+	}
+	if p.Directed {
+		second |= 1 << 26
 	}
 	return [2]uint64{uint64(h.Src)<<32 | uint64(h.Dst), second}
 }
@@ -228,8 +233,13 @@ func (s *Shard) fragment(p *Packet, now clock.Tick) {
 		}
 	}
 	d := &f.list[id]
+	if p.Directed && p.H.FragOff == 0 && d.ports != uint32(p.H.SrcPort)<<16|uint32(p.H.DstPort) {
+		// The worker with the table knows that this is another datagram of the same id.
+		*d = datagram{key: d.key, start: d.start, prev: d.prev, next: d.next}
+		f.extents[id] = extent{}
+	}
 	repeated, ok := f.extents[id].mark(d, &p.H)
-	if !ok {
+	if !ok && !p.Directed {
 		s.decide(d, phaseDrop, reason.FragmentBad)
 	}
 	if repeated && d.returning > 0 {
@@ -330,6 +340,14 @@ func (s *Shard) firstFragment(p *Packet, d *datagram, now clock.Tick) {
 		return
 	}
 	d.ports = ports
+	if s.steering != nil && !p.Directed {
+		if owner := s.steering.Whole(p); owner != s.worker {
+			d.owner = uint8(owner)
+			s.away(p, d)
+			s.decide(d, phaseAway, reason.None)
+			return
+		}
+	}
 	if p.H.Kind == packet.KindICMPError {
 		s.icmpError(p, now)
 	} else {
@@ -356,7 +374,13 @@ func (s *Shard) firstFragment(p *Packet, d *datagram, now clock.Tick) {
 func (s *Shard) laterFragment(p *Packet, d *datagram) {
 	switch d.phase {
 	case phaseWait:
+		if p.Directed { // the first one was lost between the workers
+			s.drop(p, reason.HandoffFull)
+			return
+		}
 		s.holdFragment(p, d)
+	case phaseAway:
+		s.away(p, d)
 	case phaseDrop:
 		s.drop(p, d.reason)
 	case phaseHost:
@@ -375,6 +399,11 @@ func (s *Shard) laterFragment(p *Packet, d *datagram) {
 			p.Verdict = Again
 		}
 	}
+}
+
+// away sends a fragment on to the worker that owns its datagram.
+func (s *Shard) away(p *Packet, d *datagram) {
+	p.Verdict, p.Reason, p.Hop, p.Owner = Away, reason.None, nil, d.owner
 }
 
 // holdFragment keeps an early piece until the first fragment comes. What was held and what is on its way back to the

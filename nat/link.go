@@ -76,6 +76,9 @@ type links struct {
 	free  uint32 // head of the list of ids that were used before, through cold.next
 	fresh uint32 // ids from here on were never used
 	live  int
+
+	share   *LinkShare // nil: all of cold may be used
+	granted int64      // links taken from share
 }
 
 func (l *links) init(m *memory, n int) (err error) {
@@ -87,8 +90,10 @@ func (l *links) init(m *memory, n int) (err error) {
 	return err
 }
 
-// full reports whether no id is free.
-func (l *links) full() bool { return l.free == 0 && int(l.fresh) == len(l.cold) }
+// full reports whether no id is free, or the share of all workers is used up.
+func (l *links) full() bool {
+	return l.free == 0 && int(l.fresh) == len(l.cold) || l.share != nil && !l.more()
+}
 
 // get takes an id with all fields zero. The caller has asked full.
 func (l *links) get() uint32 {
@@ -117,6 +122,9 @@ func (l *links) put(id uint32) {
 	l.cold[id] = cold{next: l.free}
 	l.free = id
 	l.live--
+	if l.share != nil {
+		l.less()
+	}
 }
 
 // used reports whether id names a link.

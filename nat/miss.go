@@ -4,6 +4,7 @@ import (
 	"pollux/internal/clock"
 	"pollux/internal/packet"
 	"pollux/internal/reason"
+	"pollux/lport"
 )
 
 // Miss translates a packet that Hit left: what has no link yet, and what needs more than stored deltas.
@@ -222,7 +223,15 @@ func (s *Shard) somebody(a Alias, n *newLink, now clock.Tick) bool {
 			return true
 		}
 	}
-	return !(n.proto == packet.ProtoICMP && n.request) && s.groups.find(a, n.proto).value != 0
+	if n.proto == packet.ProtoICMP && n.request {
+		return false
+	}
+	if s.steering != nil && s.steering.Inbound(n.proto, n.local.Addr, n.local.Port, a.Addr, a.Port) != s.worker {
+		// Another worker's: its second pass there decides. A port that nobody has can be ruled out here.
+		b := s.owners.Byte(a.Addr, rowOf(n.proto), a.Port)
+		return protoIndex(n.proto) == 3 || b != lport.ByteFree && b != lport.ByteKernel
+	}
+	return s.groups.find(a, n.proto).value != 0
 }
 
 // redirect returns the rule that lets an inbound packet in whatever deny_incoming says, 0 if there is none.
@@ -426,7 +435,7 @@ func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
 			return
 		}
 	}
-	if n.take && !s.fixed(n) {
+	if !s.mineOut(n) || n.take && !s.fixed(n) {
 		s.drop(p, reason.NoPort)
 		return
 	}

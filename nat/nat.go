@@ -59,6 +59,8 @@ const (
 	Keep
 	// Host: the packet belongs to the gateway's own stack; the frame is as it was received. Reason is ToHost.
 	Host
+	// Away: a fragment whose datagram belongs to worker Owner; the frame is untouched. The worker hands it there, Directed.
+	Away
 )
 
 // HopSlot is room for what rtcache attaches to one direction of a link. nat carries it and never looks inside; all zero
@@ -73,6 +75,10 @@ type Packet struct {
 	Ingress uint16         // opaque to nat: port index, kept with held packets
 	Side    Side
 	Hairpin bool // second pass of a hairpinned packet
+
+	// Directed fragments come from the worker that keeps their datagram's table, in an order that begins with the first one.
+	Directed bool
+	Owner    uint8 // with Away: the worker's index
 
 	Verdict  Verdict
 	Reason   reason.Reason

@@ -38,6 +38,8 @@ func (s *Shard) info(id uint32, now clock.Tick) LinkInfo {
 // stop by returning false; next then is the record after. Expired and dead links are left out. ExpiresIn counts from the last
 // Translate or Advance.
 func (s *Shard) Links(cursor uint32, max int, visit func(LinkInfo) bool) (next uint32) {
+	s.keeper.enter()
+	defer s.keeper.leave()
 	for id := cursor; id < s.fresh; id++ {
 		if max--; max < 0 {
 			return id

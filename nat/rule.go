@@ -72,6 +72,7 @@ func (c class) narrow(r Remote) Remote {
 // rules holds all rules and finds them by public and by local endpoint.
 type rules struct {
 	seed    *seed
+	common  *seed  // for choices that all workers must make alike
 	list    []rule // [0] is none
 	free    []uint32
 	in, out index
@@ -82,8 +83,8 @@ type rules struct {
 	death   clock.Tick // not later than the first of their ends
 }
 
-func newRules(s *seed) rules {
-	return rules{seed: s, list: make([]rule, 1), in: index{slots: make([]uint64, 8)}, out: index{slots: make([]uint64, 8)}}
+func newRules(s, common *seed) rules {
+	return rules{seed: s, common: common, list: make([]rule, 1), in: index{slots: make([]uint64, 8)}, out: index{slots: make([]uint64, 8)}}
 }
 
 // ruleHash hashes what a rule is found by: an endpoint of ours and, as far as the class goes, the remote.
@@ -336,7 +337,7 @@ func (x *rules) pickLocal(r *rule, remote Remote) Local {
 		return r.locals[0]
 	}
 	if r.pick == SourceHash {
-		h := x.seed.hash(uint64(remote.Addr), 0x706f6f6c)
+		h := x.common.hash(uint64(remote.Addr), 0x706f6f6c)
 		return r.locals[uint64(h)*uint64(n)>>32]
 	}
 	l := r.locals[r.turn%n]

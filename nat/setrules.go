@@ -22,6 +22,8 @@ const (
 // a link is settled when it is made); all others are dead at once: no packet finds them, and Advance cleans them up in slices.
 // Giving the rules that hold already changes nothing. Redirects added at run time stay.
 func (s *Shard) SetRules(r Rules, now clock.Tick) error {
+	s.keeper.enter()
+	defer s.keeper.leave()
 	if reflect.DeepEqual(r, s.rules) {
 		return nil
 	}
@@ -253,7 +255,7 @@ func (s *Shard) diffRules(r *Rules, reset bool) {
 		}
 	}
 	serial := s.table.serial
-	s.table = newRules(&s.seed)
+	s.table = newRules(&s.seed, &s.common)
 	s.table.serial = serial
 	for _, q := range configRules(r) {
 		k := keyOfRule(&q)

@@ -25,6 +25,10 @@ type Options struct {
 
 	Seed [32]byte // from the system's entropy (replay: fixed): hashes and random choices
 
+	// Steering says which worker owns what; Share is what the shards divide limits.links by. Both are nil with one worker.
+	Steering Steering
+	Share    *LinkShare
+
 	// SideOf says on which side a destination that is no address of ours lies; ok false: there is no route. It is asked only
 	// on the miss path. nil: everything lies outside.
 	SideOf func(dst packet.Addr) (Side, bool)
@@ -72,36 +76,39 @@ type Shard struct {
 	counters Counters
 	memory   memory
 
-	groups  groups
-	local   index // by local endpoint: one link of each mapping
-	main    wheel
-	closing wheel // links in closing state
-	hosts   hosts
-	table   rules
-	ours    addrTable
-	pool    []packet.Addr // Rules.Alias less what address redirects publish
-	exempt  spans
-	rules   Rules
-	limits  Limits
-	timeout timeouts
-	ports   *lport.Space
-	owners  *lport.Owners
-	marks   map[mark]int // private owners: how many redirects publish a port; only rule changes look at it
-	private bool         // owners is ours
-	plan    *lport.Plan
-	portOpt lport.Options
-	sideOf  func(packet.Addr) (Side, bool)
-	reverse func(packet.Addr, uint16) bool
-	worker  int
-	random  uint64
-	failAt  clock.Tick // of the last search for a closing link to recycle that found none
-	fails   int        // and how many in that tick
-	track   bool
-	windows []window // by link, while windows are tracked
-	holds   holds
-	now     clock.Tick // of the last Translate or Advance
-	frag    fragments
-	freed   releases
+	groups   groups
+	local    index // by local endpoint: one link of each mapping
+	main     wheel
+	closing  wheel // links in closing state
+	hosts    hosts
+	table    rules
+	ours     addrTable
+	pool     []packet.Addr // Rules.Alias less what address redirects publish
+	exempt   spans
+	rules    Rules
+	limits   Limits
+	timeout  timeouts
+	ports    *lport.Space
+	owners   *lport.Owners
+	marks    map[mark]int // private owners: how many redirects publish a port; only rule changes look at it
+	private  bool         // owners is ours
+	plan     *lport.Plan
+	portOpt  lport.Options
+	sideOf   func(packet.Addr) (Side, bool)
+	reverse  func(packet.Addr, uint16) bool
+	worker   int
+	steering Steering
+	common   seed // the same at all workers
+	keeper   keeper
+	random   uint64
+	failAt   clock.Tick // of the last search for a closing link to recycle that found none
+	fails    int        // and how many in that tick
+	track    bool
+	windows  []window // by link, while windows are tracked
+	holds    holds
+	now      clock.Tick // of the last Translate or Advance
+	frag     fragments
+	freed    releases
 
 	epoch      uint32 // moves whenever rules change
 	targetBorn uint32
@@ -129,7 +136,9 @@ func New(o Options) (*Shard, error) {
 	s := &Shard{seed: newSeed(o.Seed, o.Worker), worker: o.Worker, limits: o.Limits, sideOf: o.SideOf, reverse: o.Reverse, owners: o.Owners, swept: 1, epoch: 1}
 	s.now = o.Now
 	s.random = uint64(s.seed.hash(1, 2))<<32 | uint64(s.seed.hash(3, 4))
-	s.table = newRules(&s.seed)
+	s.common = newSeed(o.Seed, 0)
+	s.steering, s.share = o.Steering, o.Share
+	s.table = newRules(&s.seed, &s.common)
 	if s.owners == nil {
 		s.owners, s.private = lport.NewOwners(nil), true
 	}

@@ -51,11 +51,13 @@ func (s *Shard) lookup(t tuple, h uint32) uint32 {
 // Translate decides what becomes of each packet of a burst, in order, and rewrites the frames that go on. It returns how
 // many of them do not simply go on: whose Verdict is not Forward. Packets that were touched must not have changed since.
 func (s *Shard) Translate(b []Packet, now clock.Tick) (others int) {
+	s.keeper.enter()
 	s.now = now
 	for {
 		n := s.hitPlain(b, now)
 		s.counters.Hits += uint64(n)
 		if n == len(b) {
+			s.keeper.leave()
 			return others
 		}
 		p := &b[n]

@@ -37,8 +37,8 @@ func (g *Gateway) announce(a packet.Addr) {
 		return
 	}
 	mac := g.table.Ports()[port].MAC
-	_ = g.loop.Do(func(clock.Tick) bool {
-		w := g.worker
+	_ = g.workers[0].loop.Do(func(clock.Tick) bool {
+		w := g.workers[0].worker
 		if addr, ok := w.pool.Get(); ok {
 			w.one[0] = rings.Frame{Addr: addr, Len: ethernetMin}
 			frame := w.umem.Data(w.one[0])

@@ -8,7 +8,7 @@ import (
 
 // counts are a worker's own counters: plain numbers that nobody else reads. At any time
 //
-//	received = forwarded + sum of reasons + held + arps
+//	received + handed in = forwarded + sum of reasons + held + arps + handed out
 //
 // exactly: every received packet is sent on, or ended for one reason, or waits, or was an ARP request. Packets that were answered by an ICMP
 // error are in reasons too; packets handed to the kernel are reason Punted.
@@ -22,6 +22,11 @@ type counts struct {
 	bursts     uint64
 	polls      uint64
 	held       uint64
+	handedIn   uint64 // packets that another worker handed over, and that this one did
+	handedOut  uint64
+	framesIn   uint64 // frames that came from other workers, as packets or home, and that went
+	framesOut  uint64
+	handedWhy  [steerWhys]uint64 // of handedOut
 	reasons    [reason.Count]uint64
 	dirty      bool // reasons or held changed since they were published
 }
@@ -32,7 +37,8 @@ type published struct {
 	_ [128]byte
 
 	received, translated, forwarded, answered, made, arps atomic.Uint64
-	bursts, polls, held                                   atomic.Uint64
+	bursts, polls, held, handedIn, handedOut              atomic.Uint64
+	handedWhy                                             [steerWhys]atomic.Uint64
 	reasons                                               [reason.Count]atomic.Uint64
 
 	_ [128]byte
@@ -60,6 +66,15 @@ func (w *Worker) publishAll() {
 	p.received.Store(c.received)
 	p.translated.Store(c.translated)
 	p.forwarded.Store(c.forwarded)
+	if c.handedIn != p.handedIn.Load() {
+		p.handedIn.Store(c.handedIn)
+	}
+	if c.handedOut != p.handedOut.Load() {
+		p.handedOut.Store(c.handedOut)
+		for i := range c.handedWhy {
+			p.handedWhy[i].Store(c.handedWhy[i])
+		}
+	}
 	if h := c.held; h != p.held.Load() {
 		p.held.Store(h)
 	}

@@ -20,33 +20,28 @@ type Gateway struct {
 	o     Options
 	space namespace
 	ports []*gatewayPort
-	core  int
-	queue int
 
-	confined bool // the process's other threads were moved off the core
+	confined bool // the process's other threads were moved off the workers' cores
 	mode     rings.Mode
 
-	frames int // of the UMEM
-	umem   *rings.UMEM
-	pool   *rings.Pool
-	tables *rings.Tables
-	owners *lport.Owners
-	table  *rtcache.Table
-	view   *rtcache.View
-	shard  *nat.Shard
-	worker *Worker
-	loop   *Loop
-	punter *punter
+	frames   int // of the UMEM
+	umem     *rings.UMEM
+	tables   *rings.Tables
+	owners   *lport.Owners
+	table    *rtcache.Table
+	mesh     *Mesh     // nil: one worker
+	steering *Steering // likewise
+	workers  []*gatewayWorker
 
 	world world // what the kernel tells, and what follows from it
 
 	life sync.RWMutex // held while something looks inside; written when there is nothing left to look into
 	gone bool
-	last insideStats
 
 	quit chan struct{} // closed by Stop: control goroutines end
 	wait sync.WaitGroup
 	stop sync.Once
+	died sync.Once
 	done chan struct{}
 	err  error // why the worker ended; valid once done is closed
 	end  error // what Stop returned
@@ -58,8 +53,21 @@ type gatewayPort struct {
 	side    nat.Side
 	ifindex int
 	program *rings.Program
-	socket  *rings.Socket
 	generic bool
+}
+
+// gatewayWorker is one worker and all that is its alone.
+type gatewayWorker struct {
+	core    int
+	queue   int
+	pool    *rings.Pool
+	sockets []*rings.Socket // by port
+	view    *rtcache.View
+	shard   *nat.Shard
+	worker  *Worker
+	loop    *Loop
+	punter  *punter
+	last    insideStats // valid once the gateway is gone
 }
 
 // Done is closed when a worker died by itself; Err then says why.
@@ -81,7 +89,8 @@ func (g *Gateway) Stop() error {
 	return g.end
 }
 
-// WorkerStats is one worker's counters. Frame counts are by place; their sum is constant.
+// WorkerStats is one worker's counters. Frame counts are by place. Frames move between workers, so that their sum is constant
+// over all workers only; a worker keeps account of those that came and went, and Leaked is exact at any time.
 type WorkerStats struct {
 	Worker     int               `json:"worker"`
 	Core       int               `json:"core"`
@@ -97,6 +106,9 @@ type WorkerStats struct {
 	Polls      uint64            `json:"polls"`
 	Sleeps     uint64            `json:"sleeps"`
 	Links      uint64            `json:"links"`
+	HandedOut  uint64            `json:"handed_over"`     // packets of other workers that came in by this one's queues
+	HandedIn   uint64            `json:"handed_in"`       // and those that others received for this one
+	HandedWhy  map[string]uint64 `json:"handed_over_why"` // of HandedOut, by what decided
 	Frames     map[string]uint64 `json:"frames"`
 	Leaked     int64             `json:"frames_leaked"`
 	Routing    rtcache.Counters  `json:"rtcache"`          // attached next hops: hits, and misses by cause
@@ -135,38 +147,39 @@ type DropStats struct {
 // insideStats is what only the worker may read, copied between two bursts.
 type insideStats struct {
 	links   uint64
+	owned   int64 // frames that are here
 	frames  map[string]uint64
 	sockets []rings.Counters
 	routing rtcache.Counters
 }
 
-// look asks the worker for a copy, by its mailbox. A worker that has ended gives the last state.
-func (g *Gateway) look() insideStats {
+// look asks a worker for a copy, by its mailbox. A worker that has ended gives the last state.
+func (g *Gateway) look(w *gatewayWorker) insideStats {
 	s := insideStats{frames: map[string]uint64{"free": 0, "fill": 0, "rx": 0, "tx": 0, "held": 0}}
 	read := func(clock.Tick) bool {
-		s.links = g.shard.Counters().Links
-		s.frames["free"] = uint64(g.pool.Len())
-		s.frames["held"] = g.worker.c.held
-		s.routing = g.view.C
-		for _, p := range g.ports {
-			if p.socket == nil {
-				s.sockets = append(s.sockets, rings.Counters{})
-				continue
-			}
-			f := p.socket.Frames()
+		s.links = w.shard.Counters().Links
+		s.frames["free"] = uint64(w.pool.Len())
+		s.frames["held"] = w.worker.c.held
+		s.owned = int64(w.pool.Size()) + int64(w.worker.c.framesIn-w.worker.c.framesOut)
+		if g.mesh != nil {
+			s.frames["going-home"] = uint64(len(w.pool.Away()))
+		}
+		s.routing = w.view.C
+		for _, socket := range w.sockets {
+			f := socket.Frames()
 			s.frames["fill"] += f.Fill
 			s.frames["rx"] += f.RX
 			s.frames["tx"] += f.TX
-			s.sockets = append(s.sockets, p.socket.Counters())
+			s.sockets = append(s.sockets, socket.Counters())
 		}
 		return true
 	}
 	g.life.RLock()
 	defer g.life.RUnlock()
 	if g.gone {
-		return g.last
+		return w.last
 	}
-	if err := g.loop.Do(read); err != nil {
+	if err := w.loop.Do(read); err != nil {
 		read(0) // it has ended: nobody else touches it any more
 	}
 	return s
@@ -174,42 +187,66 @@ func (g *Gateway) look() insideStats {
 
 // Workers returns the workers' counters.
 func (g *Gateway) Workers() []WorkerStats {
-	in, p := g.look(), &g.worker.pub
-	w := WorkerStats{
-		Worker: g.worker.o.Index, Core: g.core, Queue: g.queue,
+	var list []WorkerStats
+	for _, w := range g.workers {
+		list = append(list, g.stats(w))
+	}
+	return list
+}
+
+func (g *Gateway) stats(w *gatewayWorker) WorkerStats {
+	in, p := g.look(w), &w.worker.pub
+	s := WorkerStats{
+		Worker: w.worker.o.Index, Core: w.core, Queue: w.queue,
 		Received: p.received.Load(), Translated: p.translated.Load(), Forwarded: p.forwarded.Load(),
 		Answered: p.answered.Load(), ARP: p.arps.Load(),
-		Bursts: p.bursts.Load(), Polls: p.polls.Load(), Sleeps: g.loop.sleeps.Load(),
-		Links: in.links, Frames: in.frames, Leaked: int64(g.frames), Routing: in.routing,
+		Bursts: p.bursts.Load(), Polls: p.polls.Load(), Sleeps: w.loop.sleeps.Load(),
+		Links: in.links, Frames: in.frames, Leaked: in.owned, Routing: in.routing,
+		HandedOut: p.handedOut.Load(), HandedIn: p.handedIn.Load(), HandedWhy: map[string]uint64{},
+	}
+	for i := range p.handedWhy {
+		if n := p.handedWhy[i].Load(); n > 0 {
+			s.HandedWhy[steerWhyNames[i]] = n
+		}
 	}
 	for i := range p.reasons {
 		if r := reason.Reason(i); r != reason.Punted && r != reason.Held {
-			w.Dropped += p.reasons[i].Load()
+			s.Dropped += p.reasons[i].Load()
 		}
 	}
 	for _, n := range in.frames {
-		w.Leaked -= int64(n)
+		s.Leaked -= int64(n)
 	}
-	for _, s := range in.sockets {
-		w.Sent += s.Completed
+	if g.mesh != nil {
+		s.Frames["handed-over"] = uint64(g.mesh.underWayFrom(s.Worker)) // in no worker's hands
 	}
-	for i := range g.loop.gaps {
-		w.PollGapsUS = append(w.PollGapsUS, g.loop.gaps[i].Load())
+	for _, c := range in.sockets {
+		s.Sent += c.Completed
 	}
-	return []WorkerStats{w}
+	for i := range w.loop.gaps {
+		s.PollGapsUS = append(s.PollGapsUS, w.loop.gaps[i].Load())
+	}
+	return s
 }
 
 // Ports returns one entry per configured port, in config order.
 func (g *Gateway) Ports() []PortStats {
-	in := g.look()
+	var in []insideStats
+	var queues []int
+	for _, w := range g.workers {
+		in, queues = append(in, g.look(w)), append(queues, w.queue)
+	}
 	known := g.table.Ports()
 	var list []PortStats
 	for i, p := range g.ports {
 		k := known[i]
 		s := PortStats{
 			Name: p.name, Role: p.side.String(), IfIndex: p.ifindex, MAC: net.HardwareAddr(k.MAC[:]).String(), MTU: k.MTU,
-			Mode: g.mode.String(), XDP: "native", Up: k.Up, Queues: []int{g.queue},
-			RX: in.sockets[i].Received, TX: in.sockets[i].Completed,
+			Mode: g.mode.String(), XDP: "native", Up: k.Up, Queues: queues,
+		}
+		for _, w := range in {
+			s.RX += w.sockets[i].Received
+			s.TX += w.sockets[i].Completed
 		}
 		if k.Addr != 0 {
 			s.Address = k.Addr.String()
@@ -217,23 +254,28 @@ func (g *Gateway) Ports() []PortStats {
 		if p.generic {
 			s.XDP = "generic"
 		}
-		g.kernelCounts(p, &s)
+		g.kernelCounts(i, &s)
 		list = append(list, s)
 	}
 	return list
 }
 
-// kernelCounts adds what the kernel counts: on the socket, and in the XDP program.
-func (g *Gateway) kernelCounts(p *gatewayPort, s *PortStats) {
+// kernelCounts adds what the kernel counts: on the sockets, and in the XDP program.
+func (g *Gateway) kernelCounts(port int, s *PortStats) {
 	g.life.RLock()
 	defer g.life.RUnlock()
 	if g.gone {
 		return
 	}
-	if k, err := p.socket.Statistics(); err == nil {
-		s.RXDropped, s.RXFull, s.FillEmpty, s.TXInvalid = k.RXDropped, k.RXRingFull, k.FillRingEmpty, k.TXInvalid
+	for _, w := range g.workers {
+		if k, err := w.sockets[port].Statistics(); err == nil {
+			s.RXDropped += k.RXDropped
+			s.RXFull += k.RXRingFull
+			s.FillEmpty += k.FillRingEmpty
+			s.TXInvalid += k.TXInvalid
+		}
 	}
-	if n, err := p.program.Counters(); err == nil {
+	if n, err := g.ports[port].program.Counters(); err == nil {
 		for c := rings.CausePassNotIP; c < rings.Causes; c++ {
 			s.Passed += n[c]
 		}
@@ -244,10 +286,16 @@ func (g *Gateway) kernelCounts(p *gatewayPort, s *PortStats) {
 func (g *Gateway) Drops() []DropStats {
 	var list []DropStats
 	for r := reason.None + 1; r < reason.Count; r++ {
-		list = append(list, DropStats{Reason: r, Name: r.String(), Count: g.worker.pub.reasons[r].Load(), Help: r.Help()})
+		list = append(list, DropStats{Reason: r, Name: r.String(), Help: r.Help()})
 	}
 	at := func(r reason.Reason) *DropStats { return &list[r-reason.None-1] }
-	at(reason.Held).Count = g.worker.pub.held.Load() // held now
+	for _, w := range g.workers {
+		p := &w.worker.pub
+		for r := reason.None + 1; r < reason.Count; r++ {
+			at(r).Count += p.reasons[r].Load()
+		}
+		at(reason.Held).Count += p.held.Load() // held now
+	}
 	g.life.RLock()
 	defer g.life.RUnlock()
 	if g.gone {
@@ -267,26 +315,36 @@ const linkSlice = 128
 // Links calls visit for links in bounded slices between bursts until it returns false or all were seen. visit runs on the
 // caller's goroutine: it may take its time.
 func (g *Gateway) Links(visit func(nat.LinkInfo) bool) error {
+	for _, w := range g.workers {
+		if more, err := w.links(visit); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// links visits one worker's links; more is false when visit wants no more.
+func (w *gatewayWorker) links(visit func(nat.LinkInfo) bool) (more bool, err error) {
 	buffer := make([]nat.LinkInfo, 0, linkSlice)
 	for cursor := uint32(0); ; {
 		buffer = buffer[:0]
-		err := g.loop.Do(func(clock.Tick) bool {
-			cursor = g.shard.Links(cursor, linkSlice, func(l nat.LinkInfo) bool {
+		err := w.loop.Do(func(clock.Tick) bool {
+			cursor = w.shard.Links(cursor, linkSlice, func(l nat.LinkInfo) bool {
 				buffer = append(buffer, l)
 				return len(buffer) < cap(buffer)
 			})
 			return true
 		})
 		if err != nil {
-			return err
+			return false, err
 		}
 		for i := range buffer {
 			if !visit(buffer[i]) {
-				return nil
+				return false, nil
 			}
 		}
 		if cursor == 0 {
-			return nil
+			return true, nil
 		}
 	}
 }
@@ -297,13 +355,15 @@ func (g *Gateway) SetRTCache(on bool) { g.table.SetCache(on) }
 // RTCache reports whether attached next hops are in use.
 func (g *Gateway) RTCache() bool { return g.table.Cache() }
 
-// watch waits for the worker's end and tells why, unless it was Stop's doing.
-func (g *Gateway) watch() {
+// watch waits for a worker's end and tells why, unless it was Stop's doing.
+func (g *Gateway) watch(w *gatewayWorker) {
 	select {
-	case <-g.loop.Ended():
-		if g.loop.err != nil {
-			g.err = g.loop.err
-			close(g.done)
+	case <-w.loop.Ended():
+		if w.loop.err != nil {
+			g.died.Do(func() {
+				g.err = w.loop.err
+				close(g.done)
+			})
 		}
 	case <-g.quit:
 	}
@@ -319,37 +379,58 @@ func (g *Gateway) tearDown() error {
 		}
 	}
 	close(g.quit)
-	if g.loop != nil {
-		if err := g.loop.Stop(); err != nil && g.Err() == nil {
-			errs = append(errs, err)
+	for _, w := range g.workers {
+		if w.loop != nil {
+			if err := w.loop.Stop(); err != nil && g.Err() == nil {
+				errs = append(errs, err)
+			}
 		}
-		last := g.look()
-		g.life.Lock()
-		g.last, g.gone = last, true
-		g.life.Unlock()
 	}
-	g.wait.Wait()
-	for _, p := range g.ports {
-		if p.socket != nil {
-			errs = append(errs, p.socket.Close(g.pool))
+	last := make([]insideStats, len(g.workers))
+	for i, w := range g.workers {
+		if w.loop != nil {
+			last[i] = g.look(w)
 		}
+	}
+	g.life.Lock()
+	g.gone = true
+	for i, w := range g.workers {
+		w.last = last[i]
+	}
+	g.life.Unlock()
+	g.wait.Wait()
+	found, started := 0, len(g.workers) > 0
+	for _, w := range g.workers {
+		for _, socket := range w.sockets {
+			errs = append(errs, socket.Close(w.pool))
+		}
+		if started = started && w.worker != nil; started {
+			found += w.pool.Len() + len(w.pool.Away()) + int(w.worker.c.held)
+		}
+	}
+	for _, p := range g.ports {
 		if p.program != nil {
 			errs = append(errs, p.program.Close())
 		}
 	}
-	if g.worker != nil {
-		if found := g.pool.Len() + int(g.worker.c.held); found != g.frames {
-			errs = append(errs, fmt.Errorf("pmd: %d of %d frames are missing", g.frames-found, g.frames))
-		}
+	if g.mesh != nil {
+		found += g.mesh.underWay()
 	}
-	if g.punter != nil {
-		errs = append(errs, g.punter.close())
+	if started && found != g.frames {
+		errs = append(errs, fmt.Errorf("pmd: %d of %d frames are missing", g.frames-found, g.frames))
+	}
+	for _, w := range g.workers {
+		if w.punter != nil {
+			errs = append(errs, w.punter.close())
+		}
 	}
 	if g.table != nil {
 		errs = append(errs, g.table.Close())
 	}
-	if g.shard != nil {
-		errs = append(errs, g.shard.Close())
+	for _, w := range g.workers {
+		if w.shard != nil {
+			errs = append(errs, w.shard.Close())
+		}
 	}
 	if g.owners != nil {
 		g.owners.Close()

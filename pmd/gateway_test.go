@@ -260,6 +260,13 @@ func TestFollowsThePort(t *testing.T) {
 }
 
 // TestStartFailsClean: each wrong start is one line that names the thing, and leaves nothing behind.
+func rangeOf(n int) (list []int) {
+	for i := range n {
+		list = append(list, i)
+	}
+	return list
+}
+
 func TestStartFailsClean(t *testing.T) {
 	l := newLab(t, lab.Options{})
 	before := runtime.NumGoroutine()
@@ -274,8 +281,10 @@ func TestStartFailsClean(t *testing.T) {
 		{"one role", func(o *Options) { o.Ports[0].Side = nat.Outside }, "inside"},
 		{"queue", func(o *Options) { o.Queues = []int{5} }, "queue"},
 		{"core", func(o *Options) { o.Cores = []int{500} }, "core 500"},
-		{"two workers", func(o *Options) { o.Cores = []int{0, 1} }, "2 cores"},
-		{"lengths", func(o *Options) { o.Cores, o.Queues = []int{0}, []int{0, 1} }, "1 cores and 2 queues"},
+		{"a queue for each worker", func(o *Options) { o.Cores = []int{0, 1} }, "queue 1"},
+		{"more workers than cores", func(o *Options) { o.Cores = rangeOf(1024) }, "1024 workers need 1024 cores"},
+		{"a core twice", func(o *Options) { o.Cores = []int{0, 0} }, "core 0 is named for 2 workers"},
+		{"lengths", func(o *Options) { o.Cores, o.Queues = []int{0}, []int{0, 1} }, "2 queues are named for 1 workers"},
 		{"links", func(o *Options) { o.Limits.Links = 1 << 27 }, "links"},
 		{"frames", func(o *Options) { o.Frames = 1 << 30 }, "MiB"},
 		{"few frames", func(o *Options) { o.Frames = 100 }, "rings.frames"},

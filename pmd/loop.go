@@ -54,6 +54,7 @@ type Loop struct {
 	// asleep is set by the worker before it looks at its rings and mailbox for the last time, and read by whoever has just
 	// put something there. Both are sequentially consistent, so at least one of the two sees the other's store.
 	asleep atomic.Bool
+	short  atomic.Bool // it sleeps without free frames: wake it when some come home
 
 	base   time.Time // of now
 	baseNS int64
@@ -142,6 +143,7 @@ func (l *Loop) run(started chan<- error) {
 		return
 	}
 	started <- nil
+	l.w.nat.Own()
 	l.rounds()
 }
 
@@ -152,6 +154,7 @@ func (l *Loop) end() {
 		stack := make([]byte, 16<<10)
 		l.err = fmt.Errorf("worker %d died: %v\n%s", l.w.o.Index, r, stack[:runtime.Stack(stack, false)])
 	}
+	l.w.nat.Disown()
 	close(l.ended)
 	l.asleep.Store(false)
 	l.eventMu.Lock()
@@ -230,8 +233,9 @@ func (l *Loop) sleep(now clock.Tick) {
 		}
 		timeout = time.Millisecond // all that this tick had to do is done: not before the next one
 	}
+	l.short.Store(l.w.pool.Len() == 0)
 	l.asleep.Store(true)
-	if !l.mail.waiting() && !l.stop.Load() && !l.pending() {
+	if !l.mail.waiting() && !l.stop.Load() && !l.pending() && !l.w.waiting() {
 		l.sleeps.Store(l.sleeps.Load() + 1)
 		l.timeout = unix.NsecToTimespec(int64(timeout))
 		_, _ = unix.Ppoll(l.fds, &l.timeout, nil)

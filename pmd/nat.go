@@ -36,8 +36,12 @@ func (w *Worker) judge(b []nat.Packet, i int, now clock.Tick) {
 			p.Verdict, p.Reason = nat.Drop, reason.Unsupported
 		} else {
 			w.first[i] = p.H
-			p.Side, p.Hairpin = nat.Outside, true
+			p.Side, p.Hairpin, p.Directed = nat.Outside, true, false
 			packet.Parse(p.Data, &p.H)
+			if w.steerAgain(p, i) {
+				p.Verdict = nat.Drop
+				return
+			}
 			w.nat.Translate(b[i:i+1], now)
 		}
 	}
@@ -50,6 +54,8 @@ func (w *Worker) judge(b []nat.Packet, i int, now clock.Tick) {
 		return
 	case nat.Keep:
 		w.c.held++
+	case nat.Away:
+		w.handOver(p, w.asSent(p, i), uint32(p.Owner), byFragment, true)
 	case nat.Host:
 		w.unrewrite(p, i, false)
 		w.host(p)

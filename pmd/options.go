@@ -31,8 +31,8 @@ type PortOptions struct {
 // Options is all a Gateway needs, checked and resolved by internal/config.
 type Options struct {
 	Ports         []PortOptions
-	Cores         []int // empty: the last allowed core
-	Queues        []int // empty: queue 0; otherwise as many as Cores
+	Cores         []int // one for each worker; empty: one worker on the last allowed core
+	Queues        []int // that worker i polls on every port; empty: queue i
 	Idle          Idle
 	SteerFlow     bool
 	RTPriority    int // 0: none; else the FIFO priority of worker threads

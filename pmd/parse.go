@@ -47,7 +47,7 @@ const multicast packet.Addr = 224 << 24
 
 // pull moves the frame of a packet that is not parsed yet forward in the burst.
 func (w *Worker) pull(dst, src *nat.Packet) {
-	dst.Data, dst.Frame, dst.Ingress, dst.Side, dst.Hairpin = src.Data, src.Frame, src.Ingress, src.Side, src.Hairpin
+	dst.Data, dst.Frame, dst.Ingress, dst.Side, dst.Hairpin, dst.Directed = src.Data, src.Frame, src.Ingress, src.Side, src.Hairpin, src.Directed
 }
 
 // toPort reports whether a frame that Parse accepted, so at least an Ethernet header, is for the port it came in by.

@@ -25,8 +25,9 @@ const (
 //	tail  control  worker   slots below tail were read before tail is stored
 //	idle  control  worker   set before the last look at head; the worker stores head, then looks at idle
 type punter struct {
-	g    *Gateway
-	punt *rings.Punt
+	g      *Gateway
+	worker *Worker
+	punt   *rings.Punt
 
 	slots [puntRing]puntSlot
 	head  atomic.Uint32
@@ -64,7 +65,7 @@ func newPunter(g *Gateway) (*punter, error) {
 // Punt is Punter's: it copies the frame into the ring.
 func (p *punter) Punt(frame []byte, ingress uint16) bool {
 	head := p.head.Load()
-	if head-p.tail.Load() == puntRing || len(frame) > rings.PuntBytesMax || !p.limit.has(puntPerSecond, p.g.worker.advanced) {
+	if head-p.tail.Load() == puntRing || len(frame) > rings.PuntBytesMax || !p.limit.has(puntPerSecond, p.worker.advanced) {
 		return false
 	}
 	p.limit.take()

@@ -3,19 +3,39 @@ package pmd
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"pollux/internal/packet"
 	"pollux/nat"
 	"pollux/rtcache"
 )
 
-// CheckWorkers refuses what is not built: more than one worker.
-func CheckWorkers(n int) error {
-	if n > 1 {
-		return fmt.Errorf("workers.cores: %d cores are named, but pollux runs one worker for now: name one core", n)
+// placeWorkers returns the core of each worker. With Oversubscribe workers share cores, those that may not be used being
+// replaced in turn; otherwise each worker has one of its own.
+func placeWorkers(o *Options, allowed []int) ([]int, error) {
+	if len(o.Cores) == 0 {
+		return allowed[len(allowed)-1:], nil
 	}
-	return nil
+	cores := slices.Clone(o.Cores)
+	for i, c := range cores {
+		switch {
+		case o.Oversubscribe:
+			if !slices.Contains(allowed, c) {
+				cores[i] = allowed[i%len(allowed)]
+			}
+		case !slices.Contains(allowed, c) && len(cores) > len(allowed):
+			return nil, fmt.Errorf("workers.cores: %d workers need %d cores and one for everything else, but this process may use %d (%s): name fewer, or oversubscribe",
+				len(cores), len(cores), len(allowed), list(allowed))
+		case !slices.Contains(allowed, c):
+			return nil, fmt.Errorf("workers.cores: core %d is not among those that this process may use (%s)", c, list(allowed))
+		case slices.Contains(cores[:i], c):
+			return nil, fmt.Errorf("workers.cores: core %d is named for %d workers: one is all that a core can carry, or oversubscribe", c, 2)
+		}
+	}
+	return cores, nil
 }
+
+func list(cores []int) string { return strings.Trim(fmt.Sprint(cores), "[]") }
 
 // Aliases lists every address that the rules translate to, each once: the pool in order, then those of redirects.
 func Aliases(r *nat.Rules) []packet.Addr {

@@ -27,7 +27,7 @@ func (w *Worker) rx(from int) (b []nat.Packet, n int) {
 		q.Frame = f.Addr
 		q.Ingress = uint16(from)
 		q.Side = p.side
-		q.Hairpin = false
+		q.Hairpin, q.Directed = false, false
 	}
 	w.c.received += uint64(n)
 	w.c.bursts++
@@ -51,7 +51,7 @@ func (w *Worker) rxReleased() (b []nat.Packet, n int) {
 			continue
 		}
 		q := &w.burst[k]
-		q.Data, q.Frame, q.Ingress, q.Side, q.Hairpin = data, r.Frame, r.Ingress, r.Side, r.Hairpin
+		q.Data, q.Frame, q.Ingress, q.Side, q.Hairpin, q.Directed = data, r.Frame, r.Ingress, r.Side, r.Hairpin, false
 		w.first[k].Kind = packet.KindNone // not kept: a hairpinned packet that was held can't be undone any more
 		k++
 	}

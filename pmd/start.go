@@ -2,6 +2,7 @@ package pmd
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -38,7 +39,7 @@ const (
 func Start(o Options) (*Gateway, error) {
 	g := &Gateway{o: o, quit: make(chan struct{}), done: make(chan struct{}), space: namespace{-1}}
 	for _, step := range []func() error{
-		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShard, g.openSockets, g.loadPrograms, g.startWorker, g.attach,
+		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.openSockets, g.loadPrograms, g.startWorkers, g.attach,
 	} {
 		if err := step(); err != nil {
 			if undo := g.Stop(); undo != nil {
@@ -57,30 +58,29 @@ func (g *Gateway) resolve() (err error) {
 	switch {
 	case o.SteerFlow:
 		return errors.New("workers.steer: flow is not built yet: use host")
-	case len(o.Queues) > 0 && len(o.Cores) > 0 && len(o.Queues) != len(o.Cores):
-		return fmt.Errorf("workers: %d cores and %d queues are named: the i-th core polls the i-th queue, so name as many", len(o.Cores), len(o.Queues))
 	case len(o.Ports) > rings.PortsMax:
 		return fmt.Errorf("ports: %d are named, at most %d are possible", len(o.Ports), rings.PortsMax)
-	}
-	if err := CheckWorkers(max(len(o.Cores), len(o.Queues))); err != nil {
-		return err
 	}
 	allowed, err := cpu.Allowed()
 	if err != nil {
 		return err
 	}
-	g.core = allowed[len(allowed)-1]
-	if len(o.Cores) > 0 {
-		g.core = o.Cores[0]
+	cores, err := placeWorkers(o, allowed)
+	if err != nil {
+		return err
 	}
-	if !slices.Contains(allowed, g.core) {
-		return fmt.Errorf("workers.cores: core %d is not among those that this process may use (%s)", g.core, strings.Trim(fmt.Sprint(allowed), "[]"))
+	if n := len(o.Queues); n > 0 && n != len(cores) {
+		return fmt.Errorf("workers: %d queues are named for %d workers: name as many cores", n, len(cores))
 	}
-	if len(o.Queues) > 0 {
-		g.queue = o.Queues[0]
+	for i, core := range cores {
+		w := &gatewayWorker{core: core, queue: i}
+		if len(o.Queues) > 0 {
+			w.queue = o.Queues[i]
+		}
+		g.workers = append(g.workers, w)
 	}
-	if len(allowed) < 2 {
-		slog.Warn("there is one core for the worker and everything else: idle: adaptive lets them share it", "core", g.core)
+	if len(allowed) < len(cores)+1 {
+		slog.Warn("there are too few cores for the workers and everything else: idle: adaptive lets them share", "workers", len(cores), "cores", len(allowed))
 	}
 	if o.Idle == Spin && o.RTPriority > 0 && cpu.Throttled() {
 		slog.Warn("a worker that spins with FIFO priority loses its core for part of each second: sysctl kernel.sched_rt_runtime_us=-1, or idle: adaptive")
@@ -88,7 +88,7 @@ func (g *Gateway) resolve() (err error) {
 	if o.RingSize == 0 {
 		o.RingSize = rings.RingSizeDefault
 	}
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 1+2)) // a spinning worker must not hold all Ps, or nothing else runs
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(cores)+2)) // spinning workers must not hold all Ps, or nothing else runs
 	return nil
 }
 
@@ -138,8 +138,11 @@ func (g *Gateway) probe() (err error) {
 		if a.OperState == netlink.OperDown || a.OperState == netlink.OperLowerLayerDown {
 			slog.Warn("the interface has no carrier: nothing comes in until it has", "port", p.Name)
 		}
-		if node := cpu.Node(p.Name); node >= 0 && !slices.Contains(cpu.NodeCores(node), g.core) {
-			slog.Warn("the worker's core is on another NUMA node than the device", "port", p.Name, "node", node, "core", g.core)
+		node := cpu.Node(p.Name)
+		for i, w := range g.workers {
+			if node >= 0 && !slices.Contains(cpu.NodeCores(node), w.core) {
+				slog.Warn("a worker's core is on another NUMA node than the device", "port", p.Name, "node", node, "worker", i, "core", w.core)
+			}
 		}
 		roles[p.Side] = true
 		g.ports = append(g.ports, &gatewayPort{name: p.Name, side: p.Side, ifindex: a.Index})
@@ -151,13 +154,15 @@ func (g *Gateway) probe() (err error) {
 	return nil
 }
 
-// keepAway keeps the process's other threads off the worker's core: collector, control goroutines, netlink.
+// keepAway keeps the process's other threads off the workers' cores: collector, control goroutines, netlink.
 func (g *Gateway) keepAway() error {
 	allowed, err := cpu.Allowed()
 	if err != nil {
 		return err
 	}
-	others := slices.DeleteFunc(allowed, func(c int) bool { return c == g.core })
+	others := slices.DeleteFunc(allowed, func(c int) bool {
+		return slices.ContainsFunc(g.workers, func(w *gatewayWorker) bool { return w.core == c })
+	})
 	if len(others) == 0 {
 		return nil
 	}
@@ -185,34 +190,52 @@ func (g *Gateway) openRoutes() (err error) {
 	if err != nil {
 		return err
 	}
-	g.view = g.table.View()
+	for _, w := range g.workers {
+		w.view = g.table.View()
+	}
 	for _, warning := range g.table.Warnings() {
 		slog.Warn("routing: " + warning)
 	}
 	return nil
 }
 
-// openShard makes the NAT state.
-func (g *Gateway) openShard() (err error) {
+// openShards makes the NAT state: a shard for each worker.
+func (g *Gateway) openShards() error {
 	rules, addresses := g.world.rules(&g.o)
 	if err := g.publish(rules, addresses); err != nil {
 		return err
 	}
+	n := len(g.workers)
 	o := nat.Options{
-		Rules: *rules, Limits: g.o.Limits, Workers: 1, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
+		Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
 	}
 	if _, err := rand.Read(o.Seed[:]); err != nil {
 		return fmt.Errorf("pmd: random seed: %w", err)
 	}
-	g.shard, err = nat.New(o)
-	if errors.Is(err, unix.ENOMEM) {
-		free, _ := memAvailable()
-		return fmt.Errorf("limits.links: tables for %d links do not fit, %d MiB are available: %w", o.Limits.Links, free>>20, err)
+	if n > 1 {
+		var seed [8]byte
+		if _, err := rand.Read(seed[:]); err != nil {
+			return fmt.Errorf("pmd: random seed: %w", err)
+		}
+		// By the rules as configured: a redirect that follows a port's address steers also while there is none.
+		g.steering = NewSteering(n, g.owners, &g.o.Rules, binary.NativeEndian.Uint64(seed[:]))
+		o.Steering, o.Share = g.steering, nat.NewLinkShare(g.o.Limits.Links, n)
 	}
-	if err != nil {
-		return err
+	mapped := uint64(0)
+	for i, w := range g.workers {
+		var err error
+		o.Worker = i
+		w.shard, err = nat.New(o)
+		if errors.Is(err, unix.ENOMEM) {
+			free, _ := memAvailable()
+			return fmt.Errorf("limits.links: tables for %d links do not fit, %d MiB are available: %w", g.o.Limits.Links, free>>20, err)
+		}
+		if err != nil {
+			return err
+		}
+		mapped += w.shard.Counters().Memory
 	}
-	return checkMemory(g.o.Limits.Links, g.shard.Counters().Memory)
+	return checkMemory(g.o.Limits.Links, mapped)
 }
 
 // checkMemory refuses tables that would not fit, with the arithmetic shown. They are mapped already, but memory is only
@@ -246,7 +269,9 @@ func (g *Gateway) openSockets() error {
 	chunk := chunkSmall
 	ports := g.table.Ports()
 	for i, p := range g.ports {
-		queues = append(queues, rings.PortQueue{Name: p.name, Index: p.ifindex, Queue: g.queue})
+		for _, w := range g.workers {
+			queues = append(queues, rings.PortQueue{Name: p.name, Index: p.ifindex, Queue: w.queue})
+		}
 		if ports[i].MTU > mtuSmall {
 			chunk = chunkLarge
 		}
@@ -257,30 +282,40 @@ func (g *Gateway) openSockets() error {
 	}
 	note(notice)
 	g.mode = mode
+	n := len(g.workers)
 	need := len(g.ports)*rings.SocketFrames(g.o.RingSize, mode) + sparedFrames + g.o.Limits.Fragments
-	g.frames = g.o.Frames
-	if g.frames == 0 {
-		g.frames = need
+	each := g.o.Frames / n
+	if g.o.Frames == 0 {
+		each = need
 	}
-	if g.frames < len(g.ports)*g.o.RingSize+sparedFrames {
-		return fmt.Errorf("rings.frames: %d frames are too few for %d ports with rings of %d: %d are needed, 0 computes them",
-			g.frames, len(g.ports), g.o.RingSize, need)
+	if least := len(g.ports)*g.o.RingSize + sparedFrames; each < least {
+		return fmt.Errorf("rings.frames: %d frames are too few for %d workers with %d ports and rings of %d: %d are needed, 0 computes them",
+			g.o.Frames, n, len(g.ports), g.o.RingSize, n*least)
 	}
+	g.frames = n * each
 	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: g.frames, ChunkSize: chunk, HugePages: true}); err != nil {
 		return err
 	}
 	if n := g.umem.Notice(); n != "" {
 		slog.Info(n)
 	}
-	if g.pool, err = g.umem.NewPool(g.frames); err != nil {
-		return err
-	}
-	for i, p := range g.ports {
-		p.socket, err = rings.OpenSocket(g.umem, rings.SocketOptions{Port: queues[i], Mode: mode, RingSize: g.o.RingSize})
-		if err != nil {
+	var pools []*rings.Pool
+	for k, w := range g.workers {
+		if w.pool, err = g.umem.NewPool(each); err != nil {
 			return err
 		}
-		note(p.socket.Notice())
+		pools = append(pools, w.pool)
+		for i := range g.ports {
+			socket, err := rings.OpenSocket(g.umem, rings.SocketOptions{Port: queues[i*n+k], Mode: mode, RingSize: g.o.RingSize})
+			if err != nil {
+				return err
+			}
+			w.sockets = append(w.sockets, socket)
+			note(socket.Notice())
+		}
+	}
+	if n > 1 {
+		g.mesh = NewMesh(pools)
 	}
 	return nil
 }
@@ -303,35 +338,53 @@ func (g *Gateway) loadPrograms() (err error) {
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		if err := p.program.SetSocket(g.queue, p.socket.FD()); err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+		for _, w := range g.workers {
+			if err := p.program.SetSocket(w.queue, w.sockets[i].FD()); err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
 		}
 	}
 	return nil
 }
 
-// startWorker starts polling: the fill rings get their frames before the first packet can come.
-func (g *Gateway) startWorker() (err error) {
-	if g.punter, err = newPunter(g); err != nil {
-		return err
-	}
-	o := WorkerOptions{
-		UMEM: g.umem, Pool: g.pool, NAT: g.shard, Routes: g.view, Table: g.table, Aliases: g.world.aliases, Punt: g.punter,
-		IPv6Forward: g.o.IPv6Forward,
-	}
+// startWorkers starts polling: the fill rings get their frames before the first packet can come.
+func (g *Gateway) startWorkers() error {
 	ports := g.table.Ports()
-	for i, p := range g.ports {
-		o.Ports = append(o.Ports, WorkerPort{Port: p.socket, Side: p.side, MAC: ports[i].MAC, ARP: !rings.CanSendBack(p.name)})
+	for k, w := range g.workers {
+		o := WorkerOptions{
+			Index: k, UMEM: g.umem, Pool: w.pool, NAT: w.shard, Routes: w.view, Table: g.table, Aliases: g.world.aliases,
+			IPv6Forward: g.o.IPv6Forward, Mesh: g.mesh, Steering: g.steering,
+		}
+		for i, p := range g.ports {
+			o.Ports = append(o.Ports, WorkerPort{Port: w.sockets[i], Side: p.side, MAC: ports[i].MAC, ARP: !rings.CanSendBack(p.name)})
+		}
+		var err error
+		if w.punter, err = newPunter(g); err != nil {
+			return err
+		}
+		o.Punt = w.punter
+		if w.worker, err = NewWorker(o); err != nil {
+			return err
+		}
+		w.punter.worker = w.worker
 	}
-	if g.worker, err = NewWorker(o); err != nil {
-		return err
+	for k, w := range g.workers {
+		var err error
+		w.loop, err = StartLoop(w.worker, LoopOptions{Core: w.core, Idle: g.o.Idle, RTPriority: g.o.RTPriority})
+		if err != nil {
+			return err
+		}
+		if g.mesh != nil {
+			g.mesh.loops[k].Store(w.loop)
+		}
 	}
-	g.loop, err = StartLoop(g.worker, LoopOptions{Core: g.core, Idle: g.o.Idle, RTPriority: g.o.RTPriority})
-	if err != nil {
-		return err
+	for _, w := range g.workers {
+		// One round has passed when this returns: every fill ring is full.
+		if err := w.loop.Do(func(clock.Tick) bool { return true }); err != nil {
+			return err
+		}
 	}
-	// One round has passed when this returns: every fill ring is full.
-	return g.loop.Do(func(clock.Tick) bool { return true })
+	return nil
 }
 
 // attach hangs the XDP programs on the netdevs. From here on packets come.
@@ -349,8 +402,10 @@ func (g *Gateway) attach() error {
 
 // startControl starts the goroutines that follow the kernel.
 func (g *Gateway) startControl() {
-	g.goInSpace(g.watch)
-	g.goInSpace(g.punter.run)
+	for _, w := range g.workers {
+		g.goInSpace(func() { g.watch(w) })
+		g.goInSpace(w.punter.run)
+	}
 	g.goInSpace(g.follow)
 	g.goInSpace(g.watchListeners)
 	g.goInSpace(g.announcements)

@@ -42,6 +42,10 @@ type WorkerOptions struct {
 	Source  func(port uint16) packet.Addr // where other ICMP errors sent from a port come from; nil: as Table says
 	Punt    Punter                        // nil: there is no kernel to hand packets to
 
+	// Mesh and Steering join several workers; both are nil when there is one.
+	Mesh     *Mesh
+	Steering *Steering
+
 	IPv6Forward bool // forward IPv6, by the same routes; otherwise it is the kernel's
 
 	// Finished, if not nil, is told the end of every received packet: the address of its chunk, and None when it was sent
@@ -74,6 +78,7 @@ type Worker struct {
 	one      [1]rings.Frame // a line of one: here, because what goes through an interface must not be on the stack
 	advanced clock.Tick     // when timers last had nothing left to do
 	released bool           // the shard may have packets to give back
+	peers    peers
 }
 
 // port is a WorkerPort and the frames that wait for its transmit ring.
@@ -96,6 +101,8 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 		return nil, errors.New("pmd: a worker needs a UMEM, a pool, a shard and routes")
 	case len(o.Ports) == 0:
 		return nil, errors.New("pmd: a worker needs ports")
+	case o.Mesh != nil && (o.Steering == nil || o.Index < 0 || o.Index >= len(o.Mesh.packets) || o.Mesh.pools[o.Index] != o.Pool):
+		return nil, fmt.Errorf("pmd: worker %d does not fit the mesh", o.Index)
 	case o.UMEM.ChunkSize() < packet.ICMPErrorMax, o.IPv6Forward && o.UMEM.ChunkSize() < packet.ICMPv6ErrorMax:
 		return nil, fmt.Errorf("pmd: chunks of %d bytes are too small", o.UMEM.ChunkSize())
 	}
@@ -109,6 +116,9 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 	}
 	w.hold.init(min(HoldFrames, o.UMEM.Frames()/4))
 	w.split.init(w)
+	if o.Mesh != nil {
+		w.peers.init(o.Mesh, o.Index)
+	}
 	w.plain.init(o.IPv6Forward)
 	w.six.on = o.IPv6Forward
 	return w, nil
@@ -123,12 +133,18 @@ func (w *Worker) Poll(now clock.Tick) (work int) {
 	for i := range w.ports {
 		work += w.step(i, now)
 	}
+	if w.peers.mesh != nil {
+		work += w.takeHanded(now)
+	}
 	w.released = w.released || work > 0 // a first fragment, an outbound SYN or a timer may have set held packets free
 	for i := 0; i < releaseBursts && w.released; i++ {
 		work += w.step(fromShard, now)
 	}
 	for i := range w.ports {
 		w.ports[i].Service(w.pool)
+	}
+	if w.peers.mesh != nil {
+		w.sendHome()
 	}
 	w.publish(work)
 	return work
@@ -142,12 +158,18 @@ func (w *Worker) step(from int, now clock.Tick) int {
 	}
 	b = w.parse(b)
 	b = w.steer(b)
+	w.finish(b, now)
+	return n
+}
+
+// finish takes a burst of packets that are this worker's through the stages from 4 on.
+func (w *Worker) finish(b []nat.Packet, now clock.Tick) {
 	w.touch(b)
 	w.translate(b, now)
 	w.route(b, now)
 	w.forwardIPv6(now)
 	w.tx()
-	return n
+	w.show()
 }
 
 // advance runs what is due by time: the shard's timers and the packets that wait for a neighbour. Once all is done it is

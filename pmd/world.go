@@ -68,7 +68,7 @@ func (w *world) rules(o *Options) (*nat.Rules, []netip.Addr) {
 		}
 	}
 	if o.AliasPort {
-		r = followPort(r, own)
+		r = FollowPort(r, own)
 	}
 	if o.MSSAuto {
 		r.MSSClamp = MSSAuto(mtus)
@@ -83,9 +83,9 @@ func (w *world) rules(o *Options) (*nat.Rules, []netip.Addr) {
 	return &r, addresses
 }
 
-// followPort puts the outside port's own address in front of the pool and into redirects that follow it. While the port has
+// FollowPort puts the outside port's own address in front of the pool and into redirects that follow it. While the port has
 // none they can't be.
-func followPort(r nat.Rules, own packet.Addr) nat.Rules {
+func FollowPort(r nat.Rules, own packet.Addr) nat.Rules {
 	taken := false
 	r.RedirectPort = slices.Clone(r.RedirectPort)
 	for i := range r.RedirectPort {
@@ -158,6 +158,18 @@ type mark struct {
 	alias packet.Addr
 	row   lport.Row
 	port  uint16
+}
+
+// Publish makes all alias addresses of the rules known to an owner table that several workers share, and says which of
+// their ports redirects publish. A running gateway does the same, and follows changes.
+func Publish(owners *lport.Owners, r *nat.Rules) error {
+	for _, a := range Aliases(r) {
+		if err := owners.Add(a); err != nil {
+			return err
+		}
+	}
+	new(world).mark(owners, r)
+	return nil
 }
 
 // mark makes the owner table say which ports redirects publish.
@@ -260,13 +272,19 @@ func (g *Gateway) adapt() error {
 	}
 	slog.Info("alias addresses follow the kernel", "aliases", w.aliases, "own", rules.Kernel)
 	aliases := w.aliases
-	if ended := g.loop.Do(func(now clock.Tick) bool {
-		if err = g.shard.SetRules(*rules, now); err == nil {
-			g.worker.o.Aliases = aliases
+	// Worker by worker: a link is made at one that has the rules already only if both its directions come there, and
+	// nothing that steers has changed but owner bytes, which turn when whoever has them lets go.
+	for _, k := range g.workers {
+		if ended := k.loop.Do(func(now clock.Tick) bool {
+			if e := k.shard.SetRules(*rules, now); e == nil {
+				k.worker.o.Aliases = aliases
+			} else {
+				err = e
+			}
+			return true
+		}); ended != nil {
+			return ended
 		}
-		return true
-	}); ended != nil {
-		return ended
 	}
 	for _, a := range w.aliases {
 		if !slices.Contains(known, a) {
@@ -284,12 +302,16 @@ func (g *Gateway) adaptMACs() (moved bool, err error) {
 			return false, err
 		}
 	}
-	err = g.loop.Do(func(clock.Tick) bool {
-		for i := range ports {
-			moved = moved || g.worker.ports[i].mac != ports[i].MAC
-			g.worker.ports[i].setMAC(ports[i].MAC)
+	for _, w := range g.workers {
+		if err := w.loop.Do(func(clock.Tick) bool {
+			for i := range ports {
+				moved = moved || w.worker.ports[i].mac != ports[i].MAC
+				w.worker.ports[i].setMAC(ports[i].MAC)
+			}
+			return true
+		}); err != nil {
+			return moved, err
 		}
-		return true
-	})
-	return moved, err
+	}
+	return moved, nil
 }

@@ -37,6 +37,8 @@
 // fill.consumer is never read: a worker fills no more frames than it has received back (row K1 tells it), and the ring has
 // room for all that it gave. For the same reason Transmit needs no tx.consumer: it counts completions.
 //
+// Between two workers there is no kernel: see SPSC for the two words of its rings.
+//
 // # Around a socket
 //
 // ProbeKernel and ProbeDevice say before a start what is missing. A UMEM is made first, a Pool of its frames for each

@@ -146,8 +146,8 @@ func (u *UMEM) HugePages() bool { return u.huge }
 // Notice says in one line what was asked for and not to be had; empty when nothing.
 func (u *UMEM) Notice() string { return u.notice }
 
-// NewPool gives n chunks that nobody owns yet to a new pool. The pool has room for every chunk of the UMEM, because
-// frames move between workers.
+// NewPool gives n chunks that nobody owns yet to a new pool, whose own they are from then on. The chunks of several pools
+// lie one after another. A pool also has room for every chunk of the others, because frames move between workers.
 func (u *UMEM) NewPool(n int) (*Pool, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -155,6 +155,11 @@ func (u *UMEM) NewPool(n int) (*Pool, error) {
 		return nil, fmt.Errorf("umem: a pool of %d frames does not fit, %d of %d are left", n, u.frames-u.next, u.frames)
 	}
 	p := NewPool(u.frames)
+	p.first, p.size = uint64(u.next)*(u.chunkMask+1), uint64(n)*(u.chunkMask+1)
+	p.own = n
+	if n < u.frames {
+		p.away = make([]uint64, 0, u.frames-n)
+	}
 	for i := u.next + n - 1; i >= u.next; i-- { // lowest address on top
 		p.Put(uint64(i) * (u.chunkMask + 1))
 	}

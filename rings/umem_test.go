@@ -64,14 +64,14 @@ func TestUMEMPoolsShareOutEveryFrameOnce(t *testing.T) {
 	if len(seen) != 8 {
 		t.Errorf("%d frames given out, want 8", len(seen))
 	}
-	for addr := range seen { // frames migrate: one pool takes them all
+	for addr := range seen { // frames migrate: one pool takes them all, and keeps the other's apart
 		a.Put(addr)
 	}
-	if a.Len() != 8 || a.Excess() != 0 {
-		t.Errorf("pool holds %d, excess %d", a.Len(), a.Excess())
+	if a.Len() != 5 || len(a.Away()) != 3 || a.Excess() != 0 {
+		t.Errorf("pool holds %d, and %d of the other, excess %d", a.Len(), len(a.Away()), a.Excess())
 	}
 	a.Put(0)
-	if a.Len() != 8 || a.Excess() != 1 {
+	if a.Len() != 5 || a.Excess() != 1 {
 		t.Errorf("a frame given back twice: pool holds %d, excess %d", a.Len(), a.Excess())
 	}
 }

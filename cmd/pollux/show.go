@@ -173,14 +173,23 @@ func printWorkers(ctx context.Context, _ *cli.Context, client *control.Client, w
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(w, "WORKER\tCORE\tQUEUE\tRECEIVED\tTRANSLATED\tFORWARDED\tTRANSMITTED\tDROPPED\tLINKS\tSLEEPS\tLEAKED\tFRAMES")
+	fmt.Fprintln(w, "WORKER\tCORE\tQUEUE\tRECEIVED\tTRANSLATED\tFORWARDED\tTRANSMITTED\tDROPPED\tLINKS\tSLEEPS\tLEAKED\tFRAMES\tHANDED OVER\tTAKEN\tWHY")
 	for _, s := range workers {
 		var places []string
 		for _, place := range slices.Sorted(maps.Keys(s.Frames)) {
 			places = append(places, fmt.Sprintf("%s %d", place, s.Frames[place]))
 		}
-		fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", s.Worker, s.Core, s.Queue, s.Received, s.Translated,
-			s.Forwarded, s.Sent, s.Dropped, s.Links, s.Sleeps, s.Leaked, strings.Join(places, ", "))
+		var why []string
+		for _, name := range slices.Sorted(maps.Keys(s.HandedWhy)) {
+			why = append(why, fmt.Sprintf("%s %d", name, s.HandedWhy[name]))
+		}
+		share := 0.0 // of what came in by this worker's queues
+		if s.Received > 0 {
+			share = 100 * float64(s.HandedOut) / float64(s.Received)
+		}
+		fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d (%.0f%%)\t%d\t%s\n", s.Worker, s.Core, s.Queue, s.Received, s.Translated,
+			s.Forwarded, s.Sent, s.Dropped, s.Links, s.Sleeps, s.Leaked, strings.Join(places, ", "),
+			s.HandedOut, share, s.HandedIn, strings.Join(why, ", "))
 	}
 	return nil
 }

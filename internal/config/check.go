@@ -8,7 +8,7 @@ import (
 // check sees to what one key alone can't tell.
 func (s *settings) check(use Use) error {
 	for _, f := range []func() error{
-		func() error { return s.checkWorkers(use) },
+		s.checkWorkers,
 		func() error { return s.checkAlias(use) },
 		s.checkTarget, s.checkBlocks, s.checkDeterministic, s.checkSteer, s.checkRedirectPort, s.checkRedirectAddr, s.checkRedirectProto,
 	} {
@@ -22,7 +22,7 @@ func (s *settings) check(use Use) error {
 // workers is how many run.
 func (s *settings) workers() int { return max(1, len(s.cores)) }
 
-func (s *settings) checkWorkers(use Use) error {
+func (s *settings) checkWorkers() error {
 	if n := len(s.queues); n > 0 && n != s.workers() {
 		cores := "one core (the last allowed)"
 		if len(s.cores) > 0 {
@@ -31,11 +31,7 @@ func (s *settings) checkWorkers(use Use) error {
 		return errorAt(s.where["workers.queues"], "workers.queues has %s for %s; allowed: as many queues as cores, the i-th core polls the i-th queue",
 			plural(n, "queue"), cores)
 	}
-	switch n := s.workers(); {
-	case use.Workers > 0 && n > use.Workers:
-		return errorAt(s.where["workers.cores"], "workers.cores names %s, each a worker: more than %d can't run yet; allowed: %s",
-			plural(n, "core"), use.Workers, plural(use.Workers, "core"))
-	case n > workersMax:
+	if n := s.workers(); n > workersMax {
 		return errorAt(s.where["workers.cores"], "workers.cores names %d cores, each a worker; allowed: up to %d", n, workersMax)
 	}
 	return nil

@@ -349,7 +349,7 @@ func TestFlags(t *testing.T) {
 		{args("alias", "wan"), `--alias: nat.alias is "wan"`},
 		{args("inside", "a/b"), "--inside: ports[1].name"},
 		{args("inside", "eth0"), `--inside: ports: "eth0" is given at f:1:37 already`},
-		{args("cores", "2-3"), "--cores: workers.cores names 2 cores"},
+		{args("cores", "0-299"), "--cores: workers.cores names 300 cores"},
 		{args("queues", "2-3"), "--queues: workers.queues has 2 queues for one core"},
 		{args("nat-timeouts-udp", "30"), "--nat-timeouts-udp: nat.timeouts.udp"},
 		{args("nat-hairpin", "yes"), "--nat-hairpin: nat.hairpin"},

@@ -2,15 +2,14 @@ package config
 
 // Use says what a configuration is wanted for, where that decides what is allowed.
 type Use struct {
-	Workers int  // most workers that can run; 0: as many as an owner byte can name
-	Replay  bool // played over captures: there is no kernel to ask for the outside port's address
+	Replay bool // played over captures: there is no kernel to ask for the outside port's address
 }
 
 // Run is what `pollux run` can do now.
-var Run = Use{Workers: 1}
+var Run = Use{}
 
 // Replaying is what `pollux replay` can do now.
-var Replaying = Use{Workers: 1, Replay: true}
+var Replaying = Use{Replay: true}
 
 // Load reads the file (none when its name is empty), lays flags over it, and checks the whole.
 func Load(file string, flags []Arg, use Use) (*Config, error) {

@@ -1,10 +1,9 @@
 package config
 
 // notBuilt lists the keys whose feature is not there yet: they take their default and refuse any other value. A feature
-// that lands deletes its row. (How many workers a consumer can run is its own to say: Use.Workers.)
+// that lands deletes its row.
 var notBuilt = []struct{ path, takes, what string }{
 	{"workers.steer", "host", "steering by flow"},
-	{"workers.oversubscribe", "false", "running more workers than cores"},
 	{"control.metrics", "", "serving metrics"},
 	{"log.syslog", "", "logging by syslog"},
 	{"log.ipfix", "", "logging by IPFIX"},

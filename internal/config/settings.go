@@ -89,6 +89,6 @@ func defaults() *settings {
 const DefaultSocket = "/run/pollux.sock"
 
 const (
-	durationMin = time.Millisecond // the dataplane's tick
+	durationMin = time.Millisecond    // the dataplane's tick
 	durationMax = 20 * 24 * time.Hour // what the dataplane's wrapping clock can tell apart
 )

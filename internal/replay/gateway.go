@@ -7,20 +7,23 @@ import (
 	"pollux/internal/clock"
 	"pollux/internal/packet"
 	"pollux/internal/reason"
+	"pollux/lport"
 	"pollux/nat"
 	"pollux/pmd"
 	"pollux/rings"
 	"pollux/rtcache"
 )
 
-// gateway is a dataplane with one worker over in-memory ports.
+// gateway is a dataplane over in-memory ports, with as many workers as `workers.cores` names. They take turns on one
+// goroutine, so that a replay is the same every time.
 type gateway struct {
-	umem   *rings.UMEM
-	pool   *rings.Pool
-	table  *rtcache.Table
-	shard  *nat.Shard
-	worker *pmd.Worker
-	ports  [portCount]*pmd.MemPort
+	umem    *rings.UMEM
+	table   *rtcache.Table
+	owners  *lport.Owners // nil with one worker
+	pools   []*rings.Pool
+	shards  []*nat.Shard
+	workers []*pmd.Worker
+	ports   [][portCount]*pmd.MemPort // by worker
 }
 
 // Frames of the packet memory. One packet is in flight at a time; all others are held.
@@ -28,6 +31,7 @@ const (
 	chunkBytes = 16384 // at least: jumbo frames, whatever the MTUs
 	ringFrames = 256   // one packet and the pieces that it may be split into
 	sparse     = 2048  // frames beside those that hold fragments: SYNs, pieces, answers
+	sparseEach = 256   // the same for each of several workers
 	framesMax  = 1 << 16
 )
 
@@ -42,43 +46,74 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 			err = errors.Join(err, g.close())
 		}
 	}()
+	n := max(1, len(o.Gateway.Cores))
 	frames := min(o.Gateway.Limits.Fragments+sparse, framesMax)
+	if n > 1 {
+		frames = min(o.Gateway.Limits.Fragments/n+sparseEach, framesMax)
+	}
 	chunk := chunkBytes
 	for chunk < max(o.World.InsideMTU, o.World.OutsideMTU)+packet.EthernetLen && chunk < 1<<16 {
 		chunk *= 2
 	}
-	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: frames, ChunkSize: chunk}); err != nil {
+	if g.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: n * frames, ChunkSize: chunk}); err != nil {
 		return g, err
 	}
-	if g.pool, err = g.umem.NewPool(frames); err != nil {
-		return g, err
+	for range n {
+		pool, err := g.umem.NewPool(frames)
+		if err != nil {
+			return g, err
+		}
+		g.pools = append(g.pools, pool)
 	}
 	if g.table, err = o.routes(); err != nil {
 		return g, err
 	}
-	view := g.table.View()
-	g.shard, err = nat.New(nat.Options{
-		Rules: rules, Limits: o.Gateway.Limits, Workers: 1, Seed: seed(o.Seed),
+	var mesh *pmd.Mesh
+	var steering *pmd.Steering
+	no := nat.Options{
+		Rules: rules, Limits: nat.WorkerLimits(o.Gateway.Limits, n), Workers: n, Seed: seed(o.Seed),
 		SideOf: pmd.SideOf(g.table), Reverse: pmd.Reverse(g.table), Now: now,
-	})
-	if err != nil {
-		return g, err
 	}
-	ports := make([]pmd.WorkerPort, portCount)
-	for i, side := range []nat.Side{nat.Inside, nat.Outside} {
-		g.ports[i] = pmd.NewMemPort(g.umem, ringFrames)
-		g.ports[i].Out = func(frame []byte) { sent(i, frame) }
-		mac := o.World.InsideMAC
-		if side == nat.Outside {
-			mac = o.World.OutsideMAC
+	if n > 1 {
+		if o.Gateway.AliasPort {
+			rules = pmd.FollowPort(rules, o.World.OutsideAddress)
 		}
-		ports[i] = pmd.WorkerPort{Port: g.ports[i], Side: side, MAC: mac, AnyMAC: o.World.AnyMAC}
+		g.owners = lport.NewOwners(nil)
+		if err := pmd.Publish(g.owners, &rules); err != nil {
+			return g, err
+		}
+		steering = pmd.NewSteering(n, g.owners, &rules, o.Seed)
+		mesh = pmd.NewMesh(g.pools)
+		no.Rules, no.Owners, no.Steering, no.Share = rules, g.owners, steering, nat.NewLinkShare(o.Gateway.Limits.Links, n)
 	}
-	g.worker, err = pmd.NewWorker(pmd.WorkerOptions{
-		Ports: ports, UMEM: g.umem, Pool: g.pool, NAT: g.shard, Routes: view, Table: g.table,
-		Aliases: pmd.Aliases(&rules), Source: o.source(&rules), Finished: finished,
-	})
-	return g, err
+	for k := range n {
+		no.Worker = k
+		shard, err := nat.New(no)
+		if err != nil {
+			return g, err
+		}
+		g.shards = append(g.shards, shard)
+		g.ports = append(g.ports, [portCount]*pmd.MemPort{})
+		ports := make([]pmd.WorkerPort, portCount)
+		for i, side := range []nat.Side{nat.Inside, nat.Outside} {
+			p := pmd.NewMemPort(g.umem, ringFrames)
+			p.Out = func(frame []byte) { sent(i, frame) }
+			mac := o.World.InsideMAC
+			if side == nat.Outside {
+				mac = o.World.OutsideMAC
+			}
+			g.ports[k][i], ports[i] = p, pmd.WorkerPort{Port: p, Side: side, MAC: mac, AnyMAC: o.World.AnyMAC}
+		}
+		worker, err := pmd.NewWorker(pmd.WorkerOptions{
+			Index: k, Ports: ports, UMEM: g.umem, Pool: g.pools[k], NAT: shard, Routes: g.table.View(), Table: g.table,
+			Aliases: pmd.Aliases(&rules), Source: o.source(&rules), Finished: finished, Mesh: mesh, Steering: steering,
+		})
+		if err != nil {
+			return g, err
+		}
+		g.workers = append(g.workers, worker)
+	}
+	return g, nil
 }
 
 // rules resolves what only the world can tell: alias addresses that follow the outside port, which of them the gateway has
@@ -140,28 +175,48 @@ func (o *Options) source(rules *nat.Rules) func(port uint16) packet.Addr {
 	}
 }
 
-// push lets a port receive a packet. The reason says why it could not: no port takes frames longer than a chunk.
-func (g *gateway) push(port int, data []byte) (chunk uint64, r reason.Reason) {
+// push lets a port receive packet number index. Packets come in by the queues in turn, as far as their workers have frames.
+// The reason says why it could not: no port takes frames longer than a chunk.
+func (g *gateway) push(index, port int, data []byte) (chunk uint64, r reason.Reason) {
 	if len(data) > g.umem.ChunkSize() {
 		return 0, reason.Unsupported
 	}
-	chunk, ok := g.ports[port].Push(g.pool, data)
-	if !ok {
-		return 0, reason.NoFrame
+	for i := range g.workers {
+		k := (index + i) % len(g.workers)
+		if chunk, ok := g.ports[k][port].Push(g.pools[k], data); ok {
+			return chunk, reason.None
+		}
 	}
-	return chunk, reason.None
+	return 0, reason.NoFrame
 }
 
-// settle lets the worker do all that there is to do at a tick.
+// settle lets the workers do all that there is to do at a tick.
 func (g *gateway) settle(now clock.Tick) {
-	for g.worker.Poll(now) > 0 {
+	for work := 1; work > 0; {
+		work = 0
+		for _, w := range g.workers {
+			work += w.Poll(now)
+		}
 	}
+}
+
+// due is the earliest tick at which a worker may have work without a packet.
+func (g *gateway) due(now clock.Tick) (due clock.Tick, ok bool) {
+	for _, w := range g.workers {
+		if d, is := w.Due(now); is && (!ok || d.Before(due)) {
+			due, ok = d, true
+		}
+	}
+	return due, ok
 }
 
 func (g *gateway) close() error {
 	var errs []error
-	if g.shard != nil {
-		errs = append(errs, g.shard.Close())
+	for _, shard := range g.shards {
+		errs = append(errs, shard.Close())
+	}
+	if g.owners != nil {
+		g.owners.Close()
 	}
 	if g.umem != nil {
 		errs = append(errs, g.umem.Close())

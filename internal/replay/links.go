@@ -25,17 +25,19 @@ type link struct {
 // linkSlice is how many links are asked of the shard at a time.
 const linkSlice = 1024
 
-func writeLinks(w io.Writer, shard *nat.Shard) error {
+func writeLinks(w io.Writer, shards []*nat.Shard) error {
 	list := struct {
 		Links []link `json:"links"`
 	}{Links: []link{}}
-	for cursor := uint32(0); ; {
-		cursor = shard.Links(cursor, linkSlice, func(l nat.LinkInfo) bool {
-			list.Links = append(list.Links, describe(&l))
-			return true
-		})
-		if cursor == 0 {
-			break
+	for _, shard := range shards {
+		for cursor := uint32(0); ; {
+			cursor = shard.Links(cursor, linkSlice, func(l nat.LinkInfo) bool {
+				list.Links = append(list.Links, describe(&l))
+				return true
+			})
+			if cursor == 0 {
+				break
+			}
 		}
 	}
 	return json.NewEncoder(w).Encode(&list)

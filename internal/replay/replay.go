@@ -43,9 +43,6 @@ type Options struct {
 
 // Run plays the captures. The error is one line for people.
 func Run(o Options) error {
-	if err := pmd.CheckWorkers(len(o.Gateway.Cores)); err != nil {
-		return err
-	}
 	if o.Gateway.IPv6Forward {
 		return errors.New("routing.ipv6: forward: a replayed world is IPv4 alone (replay.inside_networks, replay.next_hop_mac): use kernel, which lists IPv6 as to-host")
 	}
@@ -142,7 +139,7 @@ func (p *player) packet(in *input) {
 	if in.side == nat.Outside {
 		port = outsidePort
 	}
-	chunk, err := p.gateway.push(port, in.data)
+	chunk, err := p.gateway.push(len(p.ledger.fates)-1, port, in.data)
 	if err != reason.None {
 		p.ledger.refused(err)
 		return
@@ -159,7 +156,7 @@ const strideMax = 24 * 3600 * clock.PerSecond
 func (p *player) runTo(ms int64) {
 	for p.ms < ms {
 		next := min(ms, p.ms+strideMax)
-		if due, ok := p.gateway.worker.Due(p.tick); ok {
+		if due, ok := p.gateway.due(p.tick); ok {
 			next = min(next, p.ms+max(1, int64(int32(due-p.tick))))
 		}
 		p.tick += clock.Tick(next - p.ms)
@@ -177,7 +174,7 @@ func (p *player) report() error {
 		}
 	}
 	if p.o.Links != nil {
-		return writeLinks(p.o.Links, p.gateway.shard)
+		return writeLinks(p.o.Links, p.gateway.shards)
 	}
 	return nil
 }

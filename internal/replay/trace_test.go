@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +49,7 @@ func TestTraces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := playTrace(t, string(want))
+			got := playTrace(t, string(want), 1)
 			if *update {
 				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -57,14 +59,65 @@ func TestTraces(t *testing.T) {
 			if got != string(want) {
 				t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
 			}
+			// Whichever queue a packet comes in by and whoever owns its flow, the world sees the same.
+			for _, workers := range []int{4} {
+				if !slices.Contains(sameForMany, strings.TrimSuffix(filepath.Base(name), ".txt")) {
+					break
+				}
+				want := withoutPool(string(want))
+				got := playTrace(t, want, workers)
+				if want = playTrace(t, want, 1); filepath.Base(name) == "redirects.txt" {
+					// A remote that a redirect does not name is refused where its own flows would be, not where those of the
+					// port are: nobody has a mapping there.
+					got, want = strings.ReplaceAll(got, "drop filtered", "drop no-mapping"), strings.ReplaceAll(want, "drop filtered", "drop no-mapping")
+				}
+				compare(t, fmt.Sprintf("%s with %d workers", name, workers), sorted(got), sorted(want))
+			}
 		})
 	}
 }
 
+// sameForMany are the traces in which no later packet hangs on a choice that each worker makes by itself.
+var sameForMany = []string{"bypass", "fragments", "full-cone", "host", "icmp", "kernel-alias", "limits", "mss", "redirects", "target", "tcp", "udp"}
+
+// compare shows the first lines that differ.
+func compare(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	for i := range max(len(got), len(want)) {
+		if i >= len(got) || i >= len(want) || got[i] != want[i] {
+			t.Errorf("%s, line %d: got\n%s\nwant\n%s", what, i+1,
+				strings.Join(got[min(i, len(got)):min(i+3, len(got))], "\n"), strings.Join(want[min(i, len(want)):min(i+3, len(want))], "\n"))
+			return
+		}
+	}
+}
+
+// withoutPool leaves the packets of a pool of servers out: whose turn it is each worker knows for itself (SPEC part C).
+func withoutPool(trace string) string {
+	return pooled.ReplaceAllString(trace, "")
+}
+
+var pooled = regexp.MustCompile(`(?m)^\d\S* (in|out) +tcp .*(10\.0\.0\.(4:80|5:8080)|203\.0\.113\.1:80)\b.*\n`)
+
+// drawn is an alias port that workers draw by lot, also from a range of two.
+var drawn = regexp.MustCompile(`203\.0\.113\.\d+:([1-6]\d{4}|200[01])\b`)
+
+// sorted returns the lines of a trace with its links, which come worker by worker, in order, and without what is drawn.
+func sorted(trace string) []string {
+	lines := strings.Split(drawn.ReplaceAllString(trace, "drawn"), "\n")
+	if i := slices.Index(lines, "links"); i >= 0 {
+		slices.Sort(lines[i:])
+	}
+	return lines
+}
+
 // playTrace plays the packets of a trace and returns the trace with what happened.
-func playTrace(t *testing.T, text string) string {
+func playTrace(t *testing.T, text string, workers int) string {
 	t.Helper()
 	var yaml strings.Builder
+	if workers > 1 {
+		fmt.Fprintf(&yaml, "workers: {cores: \"0-%d\"}\n", workers-1)
+	}
 	yaml.WriteString("ports: [{name: i, role: inside}, {name: o, role: outside}]\n")
 	var in capture
 	var steps []string // lines of the trace without what follows from them

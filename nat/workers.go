@@ -1,0 +1,89 @@
+package nat
+
+import (
+	"sync/atomic"
+
+	"pollux/internal/packet"
+)
+
+// Steering says which worker owns what (DESIGN 4). It is pure: the same question always gets the same answer but for owner
+// bytes, and any worker may ask. Ports are ids for ICMP queries and 0 for other protocols.
+type Steering interface {
+	// Outbound owns packets from an inside endpoint to a remote one.
+	Outbound(proto uint8, src packet.Addr, sport uint16, dst packet.Addr, dport uint16) int
+	// Inbound owns packets from a remote endpoint to an alias one.
+	Inbound(proto uint8, src packet.Addr, sport uint16, dst packet.Addr, dport uint16) int
+	// Whole owns a packet as if it were not fragmented; it has a transport header, or is an ICMP error.
+	Whole(p *Packet) int
+}
+
+// mineOut reports whether the outbound packets of a link to be made come to this worker. A link whose two directions belong to
+// different workers must not be: one of them would never find it. That can be asked for while a redirect is new and its port
+// still another's, or when a DMZ host is reached by a port that another host has.
+func (s *Shard) mineOut(n *newLink) bool {
+	return s.steering == nil || s.steering.Outbound(n.proto, n.local.Addr, n.local.Port, n.remote.Addr, n.remote.Port) == s.worker
+}
+
+// mineIn is mineOut for the inbound packets.
+func (s *Shard) mineIn(n *newLink) bool {
+	return s.steering == nil || s.steering.Inbound(n.proto, n.remote.Addr, n.remote.Port, n.alias.Addr, n.alias.Port) == s.worker
+}
+
+// LinkShare is limits.links when several shards share it: they take from it in small credits, so that the sum is exact up to
+// one credit a shard, and a shard that needs more than its part gets it while others need less.
+type LinkShare struct {
+	left   atomic.Int64
+	credit int64
+}
+
+// creditMax is how many links a shard takes from the share at once.
+const creditMax = 64
+
+// NewLinkShare divides links among workers.
+func NewLinkShare(links, workers int) *LinkShare {
+	l := &LinkShare{credit: min(max(int64(links/(16*workers)), 1), creditMax)}
+	l.left.Store(int64(links))
+	return l
+}
+
+// take gets one credit, or what is left of it; 0: nothing.
+func (l *LinkShare) take() int64 {
+	for {
+		left := l.left.Load()
+		n := min(left, l.credit)
+		if n <= 0 {
+			return 0
+		}
+		if l.left.CompareAndSwap(left, left-n) {
+			return n
+		}
+	}
+}
+
+// more gets room for another link out of the share.
+func (l *links) more() bool {
+	if int64(l.live) < l.granted {
+		return true
+	}
+	l.granted += l.share.take()
+	return int64(l.live) < l.granted
+}
+
+// less gives a credit back that is not needed any more; one stays in hand, so that a link that comes and goes costs nothing.
+func (l *links) less() {
+	if credit := l.share.credit; l.granted-int64(l.live) >= 2*credit {
+		l.granted -= credit
+		l.share.left.Add(credit)
+	}
+}
+
+// WorkerLimits is one shard's part of limits that workers share. Links are a total that LinkShare keeps; a shard has room for
+// four times its even part of them, so that need decides and memory does not grow with the workers. A fragmented datagram may
+// be known at two shards, the one with its table and the one that owns its flow: each has room for twice its even part.
+func WorkerLimits(l Limits, workers int) Limits {
+	if workers > 1 {
+		part := func(n, times int) int { return min(n, times*((n+workers-1)/workers)) }
+		l.Links, l.Fragments = part(l.Links, 4), part(l.Fragments, 2)
+	}
+	return l
+}
