@@ -161,7 +161,12 @@ func (s *Shard) chooseOther(n *newLink, static uint32, now clock.Tick) reason.Re
 // fixed takes the port of a link that nobody chose.
 func (s *Shard) fixed(n *newLink) bool {
 	if protoIndex(n.proto) == 3 {
-		return s.ports.Fixed(n.alias.Addr, lport.RowOther, OtherRow(n.remote.Addr, n.proto), 0)
+		row := OtherRow(n.remote.Addr, n.proto)
+		if s.owners.Byte(n.alias.Addr, lport.RowOther, row) == lport.ByteRedirect {
+			n.kind = portRule // a redirect_proto has the byte, and packets come here by the same hash: nothing to claim
+			return true
+		}
+		return s.ports.Fixed(n.alias.Addr, lport.RowOther, row, 0)
 	}
 	return s.ports.Fixed(n.alias.Addr, rowOf(n.proto), n.alias.Port, n.local.Addr)
 }

@@ -78,7 +78,7 @@ func TestTraces(t *testing.T) {
 }
 
 // sameForMany are the traces in which no later packet hangs on a choice that each worker makes by itself.
-var sameForMany = []string{"bypass", "fragments", "full-cone", "host", "icmp", "kernel-alias", "limits", "mss", "redirects", "target", "tcp", "udp"}
+var sameForMany = []string{"bypass", "forged", "fragments", "full-cone", "gre-conflict", "hairpin", "held-syn", "host", "host-limits", "icmp", "kernel-alias", "limits", "mss", "redirects", "target", "tcp", "udp"}
 
 // compare shows the first lines that differ.
 func compare(t *testing.T, what string, got, want []string) {
