@@ -231,8 +231,8 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 // setup tells what holds for all peers.
 func (o *Options) setup() []string {
 	return []string{
-		fmt.Sprintf("core %d: generator (FIFO %d) and end hosts; core %d: everything of the gateway, NAPI in threads (FIFO %d), AF_XDP workers (FIFO %d, asleep when idle)",
-			o.GeneratorCore, generatorPriority, o.GatewayCore, napiPriority, workerPriority),
+		fmt.Sprintf("core %d: generator and end hosts, ordinary priority; core %d: everything of the gateway, NAPI in threads (FIFO %d), AF_XDP workers (FIFO %d, asleep when idle)",
+			o.GeneratorCore, o.GatewayCore, napiPriority, workerPriority),
 		"veth pairs, one queue, MTU 1500; offloads: transmit checksum and segmentation off and GRO off at the end hosts, GRO on at the gateway's devices; copy mode (a veth has no zero-copy)",
 		fmt.Sprintf("%d rounds, peers in turn, a different one first each time; %v of warm-up and %v of measurement each, new flows %v", o.Rounds, o.WarmUp, o.Slot, o.NewFlowsSlot),
 		fmt.Sprintf("UDP, generator in the kernel (live frames), as fast as it can; sink at tc ingress of the outside host; %d flows, many flows: %d", o.Flows, o.ManyFlows),

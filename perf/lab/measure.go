@@ -99,7 +99,7 @@ func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Dura
 	var r pktgen.Report
 	err = inside.Do(func() error {
 		g, err := pktgen.NewGenerator(pktgen.Options{
-			Device: inside.Device, DstMAC: p.dst, Sizes: sizes, Flows: f, Rate: rate, Duration: d, Backend: pktgen.Kernel, RTPriority: generatorPriority,
+			Device: inside.Device, DstMAC: p.dst, Sizes: sizes, Flows: f, Rate: rate, Duration: d, Backend: pktgen.Kernel,
 		})
 		if err != nil {
 			return err

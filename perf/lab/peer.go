@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -18,11 +17,11 @@ import (
 	netlab "pollux/internal/lab"
 )
 
-// Priorities on the gateway's core, and of the generator on its own.
+// FIFO priorities on the gateway's core. The generator has none: what it offers beyond the gateway's capacity is for
+// nothing, and threads that a worker waits for now and then (the Go runtime's) live on its core.
 const (
-	napiPriority      = 10
-	workerPriority    = 11
-	generatorPriority = 10
+	napiPriority   = 10
+	workerPriority = 11
 )
 
 const (
@@ -258,29 +257,16 @@ func (p *peer) busy() time.Duration {
 	return cpuTime(p.threads, processes)
 }
 
-// sessionBytes is the memory of one session: of pollux, all its tables by the number of links that they are made for.
+// sessionBytes is what pollux's process holds resident, all of it, divided by the links that it has made room for.
 func (p *peer) sessionBytes(o *Options) float64 {
 	if p.name != "pollux" {
 		return 0
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.process.PID()))
+	n, err := resident(p.process.PID())
 	if err != nil {
 		return 0
 	}
-	var sum uint64
-	for line := range strings.Lines(string(b)) {
-		if !strings.Contains(line, "/memfd:pollux (deleted)") {
-			continue
-		}
-		low, rest, _ := strings.Cut(line, "-")
-		high, _, _ := strings.Cut(rest, " ")
-		from, err1 := strconv.ParseUint(low, 16, 64)
-		to, err2 := strconv.ParseUint(high, 16, 64)
-		if err1 == nil && err2 == nil {
-			sum += to - from
-		}
-	}
-	return float64(sum) / float64(o.Links)
+	return float64(n) / float64(o.Links)
 }
 
 func (p *peer) close() error {

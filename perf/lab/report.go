@@ -134,7 +134,7 @@ func (r *Result) WriteReport(dir string) error {
 	for _, p := range r.Peers {
 		fmt.Fprintf(&b, "* **%s**: %s\n", p.Name, p.What)
 	}
-	b.WriteString("* bytes per session: of pollux all tables, divided by the links they have room for; of the kernel's the growth of its slab memory, without its hash table\n" +
+	b.WriteString("* bytes per session: of pollux all resident memory of the process (tables, packet buffers, program) divided by the links it has room for; of the kernel's the growth of its slab memory, without its hash table\n" +
 		"* CPU seconds are those of the gateway's threads: NAPI's and, if it is a process, its own; the end hosts' receive path up to the sink runs there as well, the same for all\n\n")
 	for _, p := range plots {
 		fmt.Fprintf(&b, "![%s](%s)\n\n", strings.TrimSuffix(p, ".svg"), p)

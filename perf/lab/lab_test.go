@@ -1,0 +1,140 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	netlab "pollux/internal/lab"
+)
+
+// tiny are options for a run that proves that everything works, not how fast.
+func tiny(t *testing.T) Options {
+	t.Helper()
+	netlab.Require(t)
+	binary := filepath.Join(t.TempDir(), "pollux")
+	if out, err := exec.Command("go", "build", "-o", binary, "pollux/cmd/pollux").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v: %s", err, out)
+	}
+	o := Options{Binary: binary, Rounds: 2, Slot: 100 * time.Millisecond, WarmUp: 50 * time.Millisecond, NewFlowsSlot: 50 * time.Millisecond,
+		Flows: 100, ManyFlows: 1000, Links: 500_000, GeneratorCore: -1, GatewayCore: -1}
+	if err := o.Defaults(); err != nil {
+		t.Skipf("no lab here: %v", err) // one core
+	}
+	return o
+}
+
+func TestSideBySide(t *testing.T) {
+	o := tiny(t)
+	r, err := Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := len(o.Peers) - len(r.Absent); len(r.Peers) != want || len(r.Rounds) != 2 || len(r.Rounds[1].Peers) != want {
+		t.Fatalf("%d peers, %d rounds; want %d and 2", len(r.Peers), len(r.Rounds), want)
+	}
+	for _, p := range r.Peers {
+		for _, key := range []string{"pps", "pps_many", "imix_pps", "new_flows", "tcp_1_bps", "tcp_8_bps", "rtt_idle_p50_ns", "rtt_half_p99_ns", "cpu_s_per_mpkt_full", "cpu_s_per_mpkt_half"} {
+			s := p.Columns[key]
+			if s.Min <= 0 || s.Median < s.Min || s.Max < s.Median {
+				t.Errorf("%s: %s is %+v", p.Name, key, s)
+			}
+		}
+		if p.Name == "nft" && (p.RatioToNFT.Min != 1 || p.RatioToNFT.Max != 1) {
+			t.Errorf("nft is %+v of itself", p.RatioToNFT)
+		}
+	}
+	dir := t.TempDir()
+	if err := r.WriteReport(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"lab.md", "lab.json", "throughput.svg", "latency-idle.svg", "latency-half.svg"} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || len(b) < 200 {
+			t.Errorf("%s: %d bytes, %v", name, len(b), err)
+		}
+		if strings.HasSuffix(name, ".svg") && !bytes.Contains(b, []byte("</svg>")) {
+			t.Errorf("%s is no SVG", name)
+		}
+	}
+	// The contract with other programs.
+	var contract struct {
+		Machine struct {
+			CPU, Kernel, Go string
+			Cores           int
+		}
+		Command string
+		Rounds  []map[string]any
+		Peers   []struct {
+			Name  string
+			PPS   *struct{ Median, Min, Max float64 } `json:"pps"`
+			Ratio *struct{ Median, Min, Max float64 } `json:"ratio_to_nft"`
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "lab.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, &contract); err != nil {
+		t.Fatal(err)
+	}
+	if contract.Machine.Kernel == "" || contract.Machine.Cores == 0 || contract.Command == "" || len(contract.Rounds) != 2 || len(contract.Peers) == 0 ||
+		contract.Peers[0].PPS == nil || contract.Peers[0].PPS.Median <= 0 || contract.Peers[0].Ratio == nil {
+		t.Errorf("the JSON lacks something: %+v", contract)
+	}
+}
+
+func TestNDRFindsARate(t *testing.T) {
+	o := tiny(t)
+	r, err := NDR(context.Background(), NDROptions{Options: o, Trial: 100 * time.Millisecond, Percent: 20, Step: 0.3, Sessions: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []Search{r.Peers[0].Establishment, r.Peers[0].Forwarding} {
+		if s.PPS <= 0 || s.Failed < s.PPS || len(s.Trials) == 0 {
+			t.Errorf("found %+v", s)
+		}
+		for _, trial := range s.Trials {
+			if trial.Sent == 0 || trial.Passed && trial.Rate > s.PPS || !trial.Passed && trial.Rate < s.Failed {
+				t.Errorf("trial %+v does not fit the result %v to %v", trial, s.PPS, s.Failed)
+			}
+		}
+	}
+}
+
+func TestSoakCountsFrames(t *testing.T) {
+	o := tiny(t)
+	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: time.Second, Rate: 5000, NewFlows: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Failures) > 0 || len(r.Samples) < 4 || r.Sent == 0 {
+		t.Errorf("%d samples, %d sent: %v", len(r.Samples), r.Sent, r.Failures)
+	}
+	for _, s := range r.Samples {
+		if s.Frames == 0 || s.Frames != r.Samples[0].Frames || s.Leaked != 0 || s.RSS == 0 {
+			t.Errorf("sample %+v", s)
+		}
+	}
+	if _, err := Soak(context.Background(), SoakOptions{}); err == nil {
+		t.Error("a soak without end was begun")
+	}
+}
+
+func TestSummaryComparesWithinRounds(t *testing.T) {
+	r := &Result{Rounds: []Round{
+		{1, []Cell{{Name: "a", PPS: 100}, {Name: "nft", PPS: 50}}},
+		{2, []Cell{{Name: "nft", PPS: 10}, {Name: "a", PPS: 30}}},
+		{3, []Cell{{Name: "nft", PPS: 100}, {Name: "a", PPS: 100}}},
+	}}
+	s := r.summarise("a")
+	if s.PPS.Median != 100 || s.RatioToNFT.Median != 2 || s.RatioToNFT.Min != 1 || s.RatioToNFT.Max != 3 {
+		t.Errorf("%+v", s)
+	}
+}
