@@ -40,7 +40,7 @@ type RouteRow struct {
 
 // MeasureRoutes runs the scenario.
 func MeasureRoutes(o RoutesOptions) (*Routes, error) {
-	if err := errors.Join(between("routes", o.Routes, 1, 2_000_000), between("links", o.Links, 2, min(1<<24, 64*o.Routes))); err != nil {
+	if err := errors.Join(between("routes", o.Routes, 1, 2_000_000), between("links", o.Links, 2, min(1<<24, 128*o.Routes))); err != nil {
 		return nil, err
 	}
 	r := &Routes{Report: NewReport(), Routes: o.Routes, Links: o.Links, Aliases: 1, Mapping: "endpoint-dependent"}

@@ -66,7 +66,7 @@ func TestPerfUsage(t *testing.T) {
 		"rtcache 5":                         `unexpected argument "5"`,
 		"port-exhaustion --packets -1":      "--packets: is -1; allowed: a number from 1",
 		"clock --plot x.svg":                "--plot: no such flag",
-		"rtcache --routes 10 --links 99999": "--links: is 99999; allowed: a number from 2 to 640",
+		"rtcache --routes 10 --links 99999": "--links: is 99999; allowed: a number from 2 to 1280",
 	} {
 		var out, errs bytes.Buffer
 		status := start(append([]string{"pollux", "perf"}, strings.Fields(args)...), &out, &errs)
