@@ -28,14 +28,13 @@ type input struct {
 	nano   bool
 	warn   func(string)
 
-	index  int // of the packet in data, 0-based in its file; -1 before the first
-	data   []byte
-	at     time.Time // never runs backwards
-	more   bool      // data holds a packet
-	warned bool
+	index int // of the packet in data, 0-based in its file; -1 before the first
+	data  []byte
+	at    time.Time // never runs backwards
+	more  bool      // data holds a packet
 }
 
-// openInput opens a capture and reads its first packet. warn is told once when a timestamp runs backwards.
+// openInput opens a capture and reads its first packet. warn is told when a timestamp runs backwards.
 func openInput(side nat.Side, name string, warn func(string)) (*input, error) {
 	in := &input{side: side, name: name, index: -1, warn: warn}
 	if name == "" {
@@ -67,6 +66,10 @@ func (in *input) begin() error {
 	var link layers.LinkType
 	if binary.LittleEndian.Uint32(magic) == pcapngMagic {
 		ng, err := pcapgo.NewNgReader(r, pcapgo.NgReaderOptions{ErrorOnMismatchingLinkType: true})
+		if err == io.EOF { // a section without an interface: nothing was captured
+			in.source = empty{}
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -84,6 +87,13 @@ func (in *input) begin() error {
 		return fmt.Errorf("its link type is %v, Ethernet is needed", link)
 	}
 	return nil
+}
+
+// empty is a capture without packets.
+type empty struct{}
+
+func (empty) ReadPacketData() ([]byte, gopacket.CaptureInfo, error) {
+	return nil, gopacket.CaptureInfo{}, io.EOF
 }
 
 // finerThanMicro reports whether timestamps would lose something in a microsecond file.
@@ -106,10 +116,7 @@ func (in *input) next() error {
 	}
 	at := info.Timestamp
 	if in.more && at.Before(in.at) {
-		if !in.warned {
-			in.warned = true
-			in.warn(fmt.Sprintf("%s: the timestamp of packet %d runs backwards: it and later ones count as the latest seen", in.name, in.index+1))
-		}
+		in.warn(fmt.Sprintf("%s: the timestamp of packet %d runs backwards: it and later ones count as the latest seen", in.name, in.index+1))
 		at = in.at
 	}
 	in.index++

@@ -49,12 +49,19 @@ func Run(o Options) error {
 	if o.Warn == nil {
 		o.Warn = func(string) {}
 	}
-	inside, err := openInput(nat.Inside, o.Inside, o.Warn)
+	warned := false
+	warn := func(text string) { // one warning, whichever capture it is about
+		if !warned {
+			warned = true
+			o.Warn(text)
+		}
+	}
+	inside, err := openInput(nat.Inside, o.Inside, warn)
 	if err != nil {
 		return err
 	}
 	defer inside.close()
-	outside, err := openInput(nat.Outside, o.Outside, o.Warn)
+	outside, err := openInput(nat.Outside, o.Outside, warn)
 	if err != nil {
 		return err
 	}

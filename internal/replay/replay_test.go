@@ -153,7 +153,7 @@ func TestMergeAndClock(t *testing.T) {
 	at := func(s float64) time.Time { return epoch.Add(time.Duration(s * float64(time.Second))) }
 	question, answer := udp(t, "udp 10.0.0.2:5000 > 8.8.8.8:53"), udp(t, "udp 8.8.8.8:53 > 203.0.113.1:5000")
 	writePcap(t, o.Inside, false, stamped{at(1), question}, stamped{at(5), question}, stamped{at(2), question}, stamped{at(3), question})
-	writePcap(t, o.Outside, false, stamped{at(1), answer}, stamped{at(4.5), answer})
+	writePcap(t, o.Outside, false, stamped{at(1), answer}, stamped{at(4.5), answer}, stamped{at(2), answer}) // no second warning
 	if err := Run(o); err != nil {
 		t.Fatal(err)
 	}
@@ -194,6 +194,20 @@ func TestExpiryIsNeverEarlyAndAtMostASecondLate(t *testing.T) {
 		if live := strings.Contains(links.String(), "203.0.113.1:5000"); live != c.alive {
 			t.Errorf("after %v: links %s", c.pause, links.String())
 		}
+	}
+}
+
+// TestEmptyNgCapture: a section that names no interface holds no packets, and is a capture all the same.
+func TestEmptyNgCapture(t *testing.T) {
+	o, path := options(t, plain)
+	o.Inside = path("i")
+	section := []byte{0x0a, 0x0d, 0x0d, 0x0a, 28, 0, 0, 0, 0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0,
+		0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 28, 0, 0, 0}
+	if err := os.WriteFile(o.Inside, section, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(o); err != nil {
+		t.Error(err)
 	}
 }
 
