@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,9 +78,9 @@ func TestBadInputIsRefusedInOneLine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { refusal(t, l, c.args, c.words...) })
 	}
-	t.Run("more than one worker", func(t *testing.T) {
-		two := newLab(t, lab.Options{Queues: 2})
-		refusal(t, two, append(ports[:len(ports):len(ports)], "--cores", "0-1", "--queues", "0-1"), "worker")
+	t.Run("more workers than cores", func(t *testing.T) {
+		cores := fmt.Sprintf("0-%d", runtime.NumCPU())
+		refusal(t, l, append(ports[:len(ports):len(ports)], "--cores", cores), "core")
 	})
 	t.Run("duplicate key", func(t *testing.T) {
 		file := filepath.Join(l.Dir, "twice.yaml")

@@ -102,7 +102,7 @@ func TestRefusals(t *testing.T) {
 		{[]string{"run", "-c", bad}, 2, bad + ":3:17: "},
 		{append([]string{"run"}, minimal...), 2, ""},
 		{[]string{"run", "-c", ok, "--control", plain}, 2, "control.socket " + plain + " exists and is no socket"},
-		{[]string{"run", "-c", ok, "--cores", "0-1"}, 2, "--cores: workers.cores names 2 cores"},
+		{[]string{"run", "-c", ok, "--cores", "0-1", "--queues", "0"}, 2, "--queues: workers.queues has 1 queue for 2 cores"},
 		{[]string{"replay", "-c", bad}, 2, bad + ":3:17: "},
 		{[]string{"replay", "-c", ok, "--inside", filepath.Join(dir, "none.pcap")}, 1, ""},
 		{[]string{"replay", "-c", ok, "--outside", ok}, 1, ok + " is no capture"},
