@@ -21,6 +21,7 @@ func labFlags(own ...cli.Flag) []cli.Flag {
 	return append(own,
 		&cli.IntFlag{Name: "generator-core", Value: -1, DefaultText: "the first allowed one", Usage: "core of generator and end hosts"},
 		&cli.IntFlag{Name: "gateway-core", Value: -1, DefaultText: "the last allowed one", Usage: "core of everything that the gateway does"},
+		&cli.IntFlag{Name: "generator-priority", Usage: "SCHED_FIFO priority of the generator, 0 for none"},
 		&cli.IntFlag{Name: "links", Usage: "links that pollux makes room for", DefaultText: "4000000, soak 1000000"},
 		&cli.BoolFlag{Name: "json", Usage: "the result as JSON"},
 		&cli.BoolFlag{Name: "quiet", Usage: "no word on standard error while it runs"},
@@ -35,7 +36,7 @@ func labOptions(c *cli.Context) (o lab.Options, err error) {
 		return o, errors.New("the lab makes network namespaces: run it as root")
 	}
 	o = lab.Options{
-		GeneratorCore: c.Int("generator-core"), GatewayCore: c.Int("gateway-core"), Links: c.Int("links"), Progress: c.App.ErrWriter,
+		GeneratorCore: c.Int("generator-core"), GatewayCore: c.Int("gateway-core"), GeneratorPriority: c.Int("generator-priority"), Links: c.Int("links"), Progress: c.App.ErrWriter,
 		Peers: list(c.String("peers")), Slot: seconds(c.Float64("slot")),
 	}
 	if c.Bool("quiet") {

@@ -38,19 +38,20 @@ func ColumnNames() []Column {
 
 // Options says what to compare and how long.
 type Options struct {
-	Binary        string   // pollux itself, for the peers that are processes
-	Peers         []string // of PeerNames; empty: all
-	Columns       []Column // empty: all
-	Rounds        int
-	Slot          time.Duration // of one measurement
-	WarmUp        time.Duration // before it, not counted
-	NewFlowsSlot  time.Duration // short: every packet takes memory
-	Flows         int
-	ManyFlows     int
-	Links         int // limits.links of pollux
-	GeneratorCore int // -1: the first allowed one
-	GatewayCore   int // -1: the last allowed one
-	Progress      io.Writer
+	Binary            string   // pollux itself, for the peers that are processes
+	Peers             []string // of PeerNames; empty: all
+	Columns           []Column // empty: all
+	Rounds            int
+	Slot              time.Duration // of one measurement
+	WarmUp            time.Duration // before it, not counted
+	NewFlowsSlot      time.Duration // short: every packet takes memory
+	Flows             int
+	ManyFlows         int
+	Links             int // limits.links of pollux
+	GeneratorCore     int // -1: the first allowed one
+	GatewayCore       int // -1: the last allowed one
+	GeneratorPriority int // FIFO; 0: ordinary. On a busy machine an ordinary generator may be too slow, see Result.Doubts
+	Progress          io.Writer
 }
 
 // Defaults fills in what is zero.
@@ -136,7 +137,9 @@ type Cell struct {
 	CPUFull      float64 `json:"cpu_s_per_mpkt_full,omitempty"` // of the gateway's threads, at 64 bytes and full load
 	CPUHalf      float64 `json:"cpu_s_per_mpkt_half,omitempty"`
 	SessionBytes float64 `json:"session_bytes,omitempty"`
-	Offered      float64 `json:"offered_pps,omitempty"` // by the generator, at 64 bytes
+	Offered      float64 `json:"offered_pps,omitempty"`       // by the generator, at 64 bytes
+	Busy         float64 `json:"gateway_busy,omitempty"`      // part of a core, at 64 bytes and full load
+	HalfReached  float64 `json:"half_load_reached,omitempty"` // part of the rate of half load that the generator came to
 }
 
 // Round is one turn through all peers.
@@ -160,6 +163,7 @@ type Result struct {
 	perf.Report
 	Setup  []string  `json:"setup"` // placement, offloads, warm-up: what one must know to repeat it
 	Absent []string  `json:"absent,omitempty"`
+	Doubts []string  `json:"doubts,omitempty"` // figures that are not what their names say, and why
 	Rounds []Round   `json:"rounds"`
 	Peers  []Summary `json:"peers"`
 }
@@ -206,6 +210,11 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		}
 		peers = append(peers, p)
 	}
+	for _, p := range peers {
+		if err := p.firstWarmUp(&o); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
 	for i := range o.Rounds {
 		round := Round{Round: i + 1}
 		for k := range peers {
@@ -223,22 +232,48 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		r.Rounds = append(r.Rounds, round)
 	}
 	for _, p := range peers {
-		r.Peers = append(r.Peers, r.summarise(p.name))
+		s := r.summarise(p.name)
+		r.Peers = append(r.Peers, s)
+		r.Doubts = append(r.Doubts, doubts(s)...)
 	}
 	return r, nil
+}
+
+// Limits of trust: a gateway that was idle for longer was not at full load, a generator that sent less did not make half.
+const (
+	busyMin    = 0.9
+	reachedMin = 0.9
+)
+
+// doubts says which of a peer's figures are not what they should be.
+func doubts(s Summary) (list []string) {
+	if b, ok := s.Columns["gateway_busy"]; ok && b.Median < busyMin {
+		list = append(list, fmt.Sprintf("%s: at \"full load\" the gateway used %.0f %% of its core: the generator was too slow, so its packet rates are lower bounds and their ratios say nothing", s.Name, 100*b.Median))
+	}
+	if h, ok := s.Columns["half_load_reached"]; ok && h.Median < reachedMin {
+		list = append(list, fmt.Sprintf("%s: the generator reached %.0f %% of half load", s.Name, 100*h.Median))
+	}
+	return list
 }
 
 // setup tells what holds for all peers.
 func (o *Options) setup() []string {
 	return []string{
-		fmt.Sprintf("core %d: generator and end hosts, ordinary priority; core %d: everything of the gateway, NAPI in threads (FIFO %d), AF_XDP workers (FIFO %d, asleep when idle)",
-			o.GeneratorCore, o.GatewayCore, napiPriority, workerPriority),
+		fmt.Sprintf("core %d: generator (%s) and end hosts; core %d: everything of the gateway, NAPI in threads (FIFO %d), AF_XDP workers (FIFO %d, asleep when idle)",
+			o.GeneratorCore, priorityName(o.GeneratorPriority), o.GatewayCore, napiPriority, workerPriority),
 		"veth pairs, one queue, MTU 1500; offloads: transmit checksum and segmentation off and GRO off at the end hosts, GRO on at the gateway's devices; copy mode (a veth has no zero-copy)",
-		fmt.Sprintf("%d rounds, peers in turn, a different one first each time; %v of warm-up and %v of measurement each, new flows %v", o.Rounds, o.WarmUp, o.Slot, o.NewFlowsSlot),
+		fmt.Sprintf("%d rounds, peers in turn, a different one first each time; %v of warm-up and %v of measurement each, new flows %v; before the first round a second at a low rate", o.Rounds, o.WarmUp, o.Slot, o.NewFlowsSlot),
 		fmt.Sprintf("UDP, generator in the kernel (live frames), as fast as it can; sink at tc ingress of the outside host; %d flows, many flows: %d", o.Flows, o.ManyFlows),
 		fmt.Sprintf("pollux: mapping of UDP endpoint-dependent, one alias address, room for %d links; new flows: every packet from a new source endpoint or to a new port", o.Links),
 		throttle(),
 	}
+}
+
+func priorityName(p int) string {
+	if p == 0 {
+		return "ordinary priority"
+	}
+	return fmt.Sprintf("FIFO %d", p)
 }
 
 func throttle() string {
@@ -254,6 +289,7 @@ func (c *Cell) values() map[string]float64 {
 	v := map[string]float64{
 		"pps": c.PPS, "pps_many": c.PPSMany, "imix_pps": c.IMIX, "new_flows": c.NewFlows, "tcp_1_bps": c.TCP1, "tcp_8_bps": c.TCP8,
 		"cpu_s_per_mpkt_full": c.CPUFull, "cpu_s_per_mpkt_half": c.CPUHalf, "session_bytes": c.SessionBytes,
+		"gateway_busy": c.Busy, "half_load_reached": c.HalfReached,
 	}
 	for name, r := range map[string]*RTT{"rtt_idle": c.Idle, "rtt_half": c.Half} {
 		if r != nil {

@@ -138,3 +138,13 @@ func TestSummaryComparesWithinRounds(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+func TestDoubtIsCastOnAnIdleGateway(t *testing.T) {
+	r := &Result{Rounds: []Round{{1, []Cell{{Name: "nft", PPS: 50, Busy: 0.4, HalfReached: 0.5}, {Name: "a", PPS: 90, Busy: 0.99, HalfReached: 1}}}}}
+	if d := doubts(r.summarise("nft")); len(d) != 2 {
+		t.Errorf("an idle gateway: %q", d)
+	}
+	if d := doubts(r.summarise("a")); len(d) != 0 {
+		t.Errorf("a busy gateway: %q", d)
+	}
+}

@@ -21,6 +21,8 @@ import (
 const (
 	sessionFill = 100_000               // flows that memory is measured with
 	drain       = 30 * time.Millisecond // after the generator: what is queued in the gateway
+	firstRate   = 20_000                // packets per second before the first round
+	firstTime   = time.Second           // of it
 	idleRate    = 1000                  // packets per second of "idle"
 	probeRate   = 2000                  // round trips per second under load
 	ephemeral   = 64                    // ports of a source address
@@ -41,7 +43,7 @@ func (p *peer) measure(o *Options) (Cell, error) {
 		}
 		switch column {
 		case PPS:
-			err = p.full(o, o.Flows, pktgen.Sizes{64}, func(m slot) { c.PPS, c.CPUFull, c.Offered = m.pps, m.cpu, m.offered })
+			err = p.full(o, o.Flows, pktgen.Sizes{64}, func(m slot) { c.PPS, c.CPUFull, c.Offered, c.Busy = m.pps, m.cpu, m.offered, m.busy })
 		case PPSMany:
 			err = p.full(o, o.ManyFlows, pktgen.Sizes{64}, func(m slot) { c.PPSMany = m.pps })
 		case IMIX:
@@ -68,6 +70,7 @@ func (p *peer) measure(o *Options) (Cell, error) {
 type slot struct {
 	pps     float64 // arrived
 	offered float64
+	busy    float64 // part of a core that the gateway's threads used
 	cpu     float64 // seconds of the gateway's threads per million packets that arrived
 	arrived uint64
 	sent    uint64
@@ -99,7 +102,7 @@ func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Dura
 	var r pktgen.Report
 	err = inside.Do(func() error {
 		g, err := pktgen.NewGenerator(pktgen.Options{
-			Device: inside.Device, DstMAC: p.dst, Sizes: sizes, Flows: f, Rate: rate, Duration: d, Backend: pktgen.Kernel,
+			Device: inside.Device, DstMAC: p.dst, Sizes: sizes, Flows: f, Rate: rate, Duration: d, Backend: pktgen.Kernel, RTPriority: p.priority,
 		})
 		if err != nil {
 			return err
@@ -120,13 +123,12 @@ func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Dura
 	if m.reply, err = near.Arrivals(); err != nil {
 		return m, err
 	}
-	if a.Packets == 0 {
-		return m, errors.New("nothing arrived at the outside host")
+	m.pps, m.offered, m.arrived, m.sent = float64(a.Packets)/r.Seconds, r.PPS, a.Packets, r.Sent
+	m.busy = busy.Seconds() / r.Seconds
+	if a.Packets > 0 {
+		m.cpu = busy.Seconds() / (float64(a.Packets) / 1e6)
 	}
-	return slot{
-		pps: float64(a.Packets) / r.Seconds, offered: r.PPS, cpu: busy.Seconds() / (float64(a.Packets) / 1e6),
-		arrived: a.Packets, sent: r.Sent, reply: m.reply,
-	}, nil
+	return m, nil
 }
 
 // flows are n flows from sources that no other column uses.
@@ -143,9 +145,26 @@ func (p *peer) full(o *Options, n int, sizes pktgen.Sizes, note func(slot)) erro
 		return err
 	}
 	m, err := p.run(flows(n), sizes, 0, o.Slot, 0)
+	if err == nil && m.arrived == 0 {
+		err = errors.New("nothing arrived at the outside host")
+	}
 	if err == nil {
 		note(m)
 	}
+	return err
+}
+
+// firstWarmUp is what every peer gets before the first round: page faults, the runtime's first collections and whatever else
+// happens once after a start is over then.
+func (p *peer) firstWarmUp(o *Options) error {
+	m, err := p.run(flows(o.Flows), pktgen.Sizes{64}, firstRate, firstTime, 0)
+	if err != nil {
+		return err
+	}
+	if m.arrived == 0 {
+		return fmt.Errorf("nothing arrived at the outside host in %v at %d packets/s", firstTime, firstRate)
+	}
+	_, err = p.run(flows(o.Flows), pktgen.Sizes{64}, 0, o.WarmUp, 0)
 	return err
 }
 
@@ -172,6 +191,9 @@ func (p *peer) newFlows(o *Options, c *Cell) error {
 	m, err := p.run(p.freshFlows(), pktgen.Sizes{64}, 0, o.NewFlowsSlot, 0)
 	if err != nil {
 		return err
+	}
+	if m.arrived == 0 {
+		return errors.New("nothing arrived at the outside host")
 	}
 	c.NewFlows = m.pps
 	if !translates(p.name) || afxdp(p.name) {
@@ -243,7 +265,7 @@ func (p *peer) half(o *Options, c *Cell) error {
 	}
 	rtt, m, err := p.roundTrips(o, top/2, max(int(top/2/probeRate), 1))
 	if err == nil {
-		c.Half, c.CPUHalf = rtt, m.cpu
+		c.Half, c.CPUHalf, c.HalfReached = rtt, m.cpu, m.offered/(top/2)
 	}
 	return err
 }

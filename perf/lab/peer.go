@@ -17,8 +17,8 @@ import (
 	netlab "pollux/internal/lab"
 )
 
-// FIFO priorities on the gateway's core. The generator has none: what it offers beyond the gateway's capacity is for
-// nothing, and threads that a worker waits for now and then (the Go runtime's) live on its core.
+// FIFO priorities on the gateway's core. The generator has none unless asked: threads that a worker waits for now and then
+// (the Go runtime's) live on its core.
 const (
 	napiPriority   = 10
 	workerPriority = 11
@@ -61,12 +61,13 @@ func afxdp(name string) bool { return name == "pollux" || name == "l2fwd" }
 
 // peer is one gateway with its namespaces.
 type peer struct {
-	name    string
-	net     *netlab.Lab
-	process *netlab.Process
-	threads []int // NAPI's
-	dst     net.HardwareAddr
-	offset  uint32 // of the next unused source address, for flows that must be new
+	name     string
+	net      *netlab.Lab
+	process  *netlab.Process
+	threads  []int // NAPI's
+	dst      net.HardwareAddr
+	priority int    // of the generator
+	offset   uint32 // of the next unused source address, for flows that must be new
 }
 
 // newPeer builds a peer's namespaces and starts it.
@@ -75,7 +76,7 @@ func newPeer(name string, o *Options) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{name: name, net: n}
+	p := &peer{name: name, net: n, priority: o.GeneratorPriority}
 	if err := p.setUp(o); err != nil {
 		p.close()
 		return nil, fmt.Errorf("%s: %w", name, err)

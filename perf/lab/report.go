@@ -16,7 +16,6 @@ import (
 type column struct {
 	key, short, title string
 	show              func(float64) string
-	lower             bool // less is better
 }
 
 func scaled(by float64, format string) func(float64) string {
@@ -24,19 +23,20 @@ func scaled(by float64, format string) func(float64) string {
 }
 
 var columns = []column{
-	{"pps", "64B", "Mpps, 64 B", scaled(1e6, "%.3f"), false},
-	{"pps_many", "many", "Mpps, 64 B, many flows", scaled(1e6, "%.3f"), false},
-	{"imix_pps", "imix", "Mpps, IMIX", scaled(1e6, "%.3f"), false},
-	{"new_flows", "new", "new flows/s (M)", scaled(1e6, "%.3f"), false},
-	{"tcp_1_bps", "tcp1", "TCP, 1 stream, Gbit/s", scaled(1e9, "%.2f"), false},
-	{"tcp_8_bps", "tcp8", "TCP, 8 streams, Gbit/s", scaled(1e9, "%.2f"), false},
-	{"rtt_idle_p50_ns", "idle50", "RTT idle p50, us", scaled(1e3, "%.1f"), true},
-	{"rtt_idle_p99_ns", "idle99", "RTT idle p99, us", scaled(1e3, "%.1f"), true},
-	{"rtt_half_p50_ns", "half50", "RTT half load p50, us", scaled(1e3, "%.1f"), true},
-	{"rtt_half_p99_ns", "half99", "RTT half load p99, us", scaled(1e3, "%.1f"), true},
-	{"cpu_s_per_mpkt_full", "cpu", "CPU s per M packets, full load", scaled(1, "%.3f"), true},
-	{"cpu_s_per_mpkt_half", "cpu/2", "CPU s per M packets, half load", scaled(1, "%.3f"), true},
-	{"session_bytes", "mem", "bytes per session", scaled(1, "%.0f"), true},
+	{"pps", "64B", "Mpps, 64 B", scaled(1e6, "%.3f")},
+	{"pps_many", "many", "Mpps, 64 B, many flows", scaled(1e6, "%.3f")},
+	{"imix_pps", "imix", "Mpps, IMIX", scaled(1e6, "%.3f")},
+	{"new_flows", "new", "new flows/s (M)", scaled(1e6, "%.3f")},
+	{"tcp_1_bps", "tcp1", "TCP, 1 stream, Gbit/s", scaled(1e9, "%.2f")},
+	{"tcp_8_bps", "tcp8", "TCP, 8 streams, Gbit/s", scaled(1e9, "%.2f")},
+	{"rtt_idle_p50_ns", "idle50", "RTT idle p50, us", scaled(1e3, "%.1f")},
+	{"rtt_idle_p99_ns", "idle99", "RTT idle p99, us", scaled(1e3, "%.1f")},
+	{"rtt_half_p50_ns", "half50", "RTT half load p50, us", scaled(1e3, "%.1f")},
+	{"rtt_half_p99_ns", "half99", "RTT half load p99, us", scaled(1e3, "%.1f")},
+	{"cpu_s_per_mpkt_full", "cpu", "CPU s per M packets, full load", scaled(1, "%.3f")},
+	{"cpu_s_per_mpkt_half", "cpu/2", "CPU s per M packets, half load", scaled(1, "%.3f")},
+	{"gateway_busy", "busy", "gateway's core busy at full load, %", scaled(0.01, "%.0f")},
+	{"session_bytes", "mem", "bytes per session", scaled(1, "%.0f")},
 }
 
 // spread is (max - min) / median in percent.
@@ -76,6 +76,9 @@ func (r *Result) head(b *strings.Builder, bullet string) {
 	fmt.Fprintf(b, "%s%s, %d cores, Linux %s, %s\n", bullet, r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Machine.Go)
 	for _, s := range append(r.Setup, r.Absent...) {
 		fmt.Fprintf(b, "%s%s\n", bullet, s)
+	}
+	for _, s := range r.Doubts {
+		fmt.Fprintf(b, "%sDOUBTFUL: %s\n", bullet, s)
 	}
 }
 
