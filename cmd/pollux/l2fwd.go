@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pollux/internal/cpu"
+	"pollux/perf"
 	"pollux/rings"
 )
 
@@ -216,6 +217,8 @@ func localAddresses() ([]netip.Addr, error) {
 
 // l2fwdReport is what one run forwarded.
 type l2fwdReport struct {
+	perf.Report
+	PPS     perf.Stat `json:"pps"` // packets that both devices sent, second by second; a run of less than one: the mean
 	Seconds float64 `json:"seconds"`
 	Inside  uint64  `json:"inside_received"`
 	Outside uint64  `json:"outside_received"`
@@ -252,21 +255,47 @@ func (l *l2fwd) run(c *cli.Context) error {
 	if s := c.Int("seconds"); s > 0 {
 		timeout = time.After(time.Duration(s) * time.Second)
 	}
-	select {
-	case <-signals:
-	case <-timeout:
-	case err := <-ended:
-		return err
+	var pps []float64
+	last, at := l.transmitted(), start
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for running := true; running; {
+		select {
+		case <-signals:
+			running = false
+		case <-timeout:
+			running = false
+		case now := <-tick.C:
+			n := l.transmitted()
+			pps = append(pps, float64(n-last)/now.Sub(at).Seconds())
+			last, at = n, now
+		case err := <-ended:
+			return err
+		}
 	}
 	l.forward.Stop()
 	if err := <-ended; err != nil {
 		return err
 	}
 	in, out := l.sockets[0].Counters(), l.sockets[1].Counters()
+	took, sent := time.Since(start).Seconds(), in.Completed+out.Completed
+	if len(pps) == 0 {
+		pps = []float64{float64(sent) / took}
+	}
 	return l2fwdReport{
-		Seconds: time.Since(start).Seconds(), Inside: in.Received, Outside: out.Received,
-		Sent: in.Completed + out.Completed, Dropped: l.forward.Dropped(),
+		Report: perf.NewReport(), PPS: perf.NewStat(pps), Seconds: took, Inside: in.Received, Outside: out.Received,
+		Sent: sent, Dropped: l.forward.Dropped(),
 	}.print(c.App.Writer, c.Bool("json"))
+}
+
+// transmitted is what both devices have sent so far: the sockets' own counters are their thread's alone.
+func (l *l2fwd) transmitted() (n uint64) {
+	for _, name := range l.names {
+		if dev, err := netlink.LinkByName(name); err == nil && dev.Attrs().Statistics != nil {
+			n += dev.Attrs().Statistics.TxPackets
+		}
+	}
+	return n
 }
 
 // keepAway keeps the process's other threads off the forwarder's core, as the gateway does for its worker.

@@ -239,7 +239,8 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	return r, nil
 }
 
-// Limits of trust: a gateway that was idle for longer was not at full load, a generator that sent less did not make half.
+// Limits of trust: a gateway that was idle for longer was not at full load, a generator that sent less did not make
+// half.
 const (
 	busyMin    = 0.9
 	reachedMin = 0.9
@@ -248,7 +249,7 @@ const (
 // doubts says which of a peer's figures are not what they should be.
 func doubts(s Summary) (list []string) {
 	if b, ok := s.Columns["gateway_busy"]; ok && b.Median < busyMin {
-		list = append(list, fmt.Sprintf("%s: at \"full load\" the gateway used %.0f %% of its core: the generator was too slow, so its packet rates are lower bounds and their ratios say nothing", s.Name, 100*b.Median))
+		list = append(list, fmt.Sprintf("%s: at \"full load\" the gateway's threads used %.0f %% of their core, so this may not be all that it can: either it was not offered enough all the time, or the kernel books some of its work elsewhere. Take packet rates and their ratios as lower bounds; CPU per packet counts what was used", s.Name, 100*b.Median))
 	}
 	if h, ok := s.Columns["half_load_reached"]; ok && h.Median < reachedMin {
 		list = append(list, fmt.Sprintf("%s: the generator reached %.0f %% of half load", s.Name, 100*h.Median))

@@ -22,7 +22,7 @@ func tiny(t *testing.T) Options {
 	if out, err := exec.Command("go", "build", "-o", binary, "pollux/cmd/pollux").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v: %s", err, out)
 	}
-	o := Options{Binary: binary, Rounds: 2, Slot: 100 * time.Millisecond, WarmUp: 50 * time.Millisecond, NewFlowsSlot: 50 * time.Millisecond,
+	o := Options{Binary: binary, Rounds: 2, Slot: 400 * time.Millisecond, WarmUp: 50 * time.Millisecond, NewFlowsSlot: 50 * time.Millisecond,
 		Flows: 100, ManyFlows: 1000, Links: 500_000, GeneratorCore: -1, GatewayCore: -1}
 	if err := o.Defaults(); err != nil {
 		t.Skipf("no lab here: %v", err) // one core
@@ -92,7 +92,7 @@ func TestSideBySide(t *testing.T) {
 
 func TestNDRFindsARate(t *testing.T) {
 	o := tiny(t)
-	r, err := NDR(context.Background(), NDROptions{Options: o, Trial: 100 * time.Millisecond, Percent: 20, Step: 0.3, Sessions: 500})
+	r, err := NDR(context.Background(), NDROptions{Options: o, Trial: 400 * time.Millisecond, Percent: 20, Step: 0.3, Sessions: 500})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestNDRFindsARate(t *testing.T) {
 
 func TestSoakCountsFrames(t *testing.T) {
 	o := tiny(t)
-	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: time.Second, Rate: 5000, NewFlows: 500})
+	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: 4 * time.Second, Rate: 5000, NewFlows: 500})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,6 +100,9 @@ func NDR(ctx context.Context, o NDROptions) (*NDRResult, error) {
 
 func (p *peer) ndr(ctx context.Context, o *NDROptions) (res NDRPeer, err error) {
 	res.Name = p.name
+	if err := p.firstWarmUp(&o.Options); err != nil {
+		return res, err
+	}
 	opening := func(rate float64) (sent, arrived uint64, err error) {
 		if err := p.forget(); err != nil {
 			return 0, 0, err
@@ -158,6 +161,9 @@ func (p *peer) search(ctx context.Context, o *NDROptions, what string, try func(
 	top, arrived, err := attempt(0)
 	if err != nil {
 		return s, err
+	}
+	if arrived == 0 {
+		return s, fmt.Errorf("%s: nothing arrived at full load, so there is nothing to search below", what)
 	}
 	low, high := 0.0, float64(arrived)/top.Seconds*1.5 // top.Seconds includes setting up and draining
 	for high-low > o.Step*high {

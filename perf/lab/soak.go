@@ -83,6 +83,9 @@ func Soak(ctx context.Context, o SoakOptions) (*SoakResult, error) {
 func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 	start := time.Now()
 	client := control.NewClient(p.net.Socket())
+	if err := p.firstWarmUp(&o.Options); err != nil {
+		return err
+	}
 	churn := flows(o.Flows)
 	churn.DstPorts = pktgen.PortRange{First: 1024, Count: 60000}
 	churn.NewPerS = o.NewFlows
