@@ -219,11 +219,11 @@ func localAddresses() ([]netip.Addr, error) {
 type l2fwdReport struct {
 	perf.Report
 	PPS     perf.Stat `json:"pps"` // packets that both devices sent, second by second; a run of less than one: the mean
-	Seconds float64 `json:"seconds"`
-	Inside  uint64  `json:"inside_received"`
-	Outside uint64  `json:"outside_received"`
-	Sent    uint64  `json:"transmitted"`
-	Dropped uint64  `json:"tx_full"`
+	Seconds float64   `json:"seconds"`
+	Inside  uint64    `json:"inside_received"`
+	Outside uint64    `json:"outside_received"`
+	Sent    uint64    `json:"transmitted"`
+	Dropped uint64    `json:"tx_full"`
 }
 
 func (l *l2fwd) run(c *cli.Context) error {
