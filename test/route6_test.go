@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +25,9 @@ func newForkV6(t *testing.T, args ...string) (*fork, *gateway) {
 		for _, set := range []string{"all.disable_ipv6=0", "default.disable_ipv6=0", "all.accept_dad=0", "default.accept_dad=0", "all.accept_ra=0"} {
 			name, value, _ := strings.Cut(set, "=")
 			if err := n.Sysctl("net.ipv6.conf."+name, value); err != nil {
+				if os.Getenv("POLLUX_REQUIRE_LAB") == "1" {
+					t.Fatalf("no IPv6 here, and POLLUX_REQUIRE_LAB=1: %v", err)
+				}
 				t.Skipf("no IPv6 here: %v", err)
 			}
 		}
