@@ -140,6 +140,28 @@ func TestTreeFill(t *testing.T) {
 	}
 }
 
+// TestDefect01_GroupCost: a busy published port (SPEC B1.1, B1.2) costs a search of a few nodes, in whatever order its remotes came.
+func TestDefect01_GroupCost(t *testing.T) {
+	const n = 200_000
+	for name, key := range map[string]func(i uint64) uint64{
+		"ascending":  func(i uint64) uint64 { return i << 16 },
+		"descending": func(i uint64) uint64 { return (1<<32 - i) << 16 },
+		"random":     func(i uint64) uint64 { return i * 0x9e3779b97f4a7c15 >> 16 },
+	} {
+		tr := newTrees(t, n/7)
+		root := tr.get(true)
+		for i := range uint64(n) {
+			root, _ = tr.insert(root, key(i+1), 1)
+		}
+		var keys []uint64
+		depth, nodes := -1, 0
+		tr.check(t, root, 0, &depth, &keys, &nodes)
+		if len(keys) != n || depth > 5 {
+			t.Errorf("%s: %d links lie %d nodes below the root", name, len(keys), depth)
+		}
+	}
+}
+
 // TestTreeWorstRemoval removes all but every 16th key and adds elsewhere: half-full nodes may not eat the pool.
 func TestTreeWorstRemoval(t *testing.T) {
 	const n = 20_000

@@ -417,10 +417,8 @@ func TestGatewayUnderGarbageCollection(t *testing.T) {
 			if tr, err := lab.Download(ctx, in.Namespace, out.Addr.String()+":80", 10<<20); err != nil {
 				t.Errorf("download: %+v %v, drops %v", tr, err, dropsOf(g))
 			}
-			start := time.Now()
-			w := g.Workers()[0]
-			if took := time.Since(start); took > time.Second || w.Leaked != 0 {
-				t.Errorf("asking the worker took %v, %d frames leaked", took, w.Leaked)
+			if w := g.Workers()[0]; w.Leaked != 0 {
+				t.Errorf("%d frames leaked", w.Leaked)
 			}
 			if err := g.Stop(); err != nil {
 				t.Error(err)

@@ -32,9 +32,11 @@ type Sleeper interface {
 // Limits of sleep.
 const (
 	spinBeforeSleep = 50 * time.Microsecond // Adaptive without FIFO priority: how long an idle worker still spins
-	sleepMax        = time.Second           // a worker looks around at least that often
 	gapBuckets      = 32
 )
+
+// sleepMax is how often a worker looks around at least. A variable, for the test that nobody depends on it.
+var sleepMax = time.Second
 
 // Loop is a running worker: a goroutine locked to its thread, pinned to its core.
 type Loop struct {

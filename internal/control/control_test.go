@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"pollux/internal/packet"
 	"pollux/internal/reason"
@@ -288,10 +287,9 @@ func TestLinksHangUp(t *testing.T) {
 	if _, err := client.Links(context.Background(), Filter{}, func(*Link) error { return stop }); !errors.Is(err, stop) {
 		t.Fatal(err)
 	}
-	begin := time.Now()
 	server.Close()
-	if d := time.Since(begin); d > 5*time.Second || int(g.visited.Load()) == g.links {
-		t.Errorf("closing took %v, %d links visited", d, g.visited.Load())
+	if int(g.visited.Load()) == g.links {
+		t.Error("closing waited for the whole list")
 	}
 }
 
