@@ -424,7 +424,7 @@ func TestDefect14_CheapRefusals(t *testing.T) {
 		t.Errorf("%d links before, %d after, %d made", before.Links, after.Links, after.Created-before.Created)
 	}
 	for i, n := range r.s.Ports().Stats().Steps {
-		if i >= 3 && n != steps[i] {
+		if i >= 3 && n > steps[i]+1 { // the first one finds out
 			t.Errorf("%d refusals took %d steps or more", n-steps[i], 1<<(i-1))
 		}
 	}
