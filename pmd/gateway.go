@@ -355,6 +355,9 @@ func (g *Gateway) SetRTCache(on bool) { g.table.SetCache(on) }
 // RTCache reports whether attached next hops are in use.
 func (g *Gateway) RTCache() bool { return g.table.Cache() }
 
+// Table is the mirror of the kernel's routing: Table.Routes, RouteTo, NextHops and Warnings list it, at any time, also after Stop.
+func (g *Gateway) Table() *rtcache.Table { return g.table }
+
 // watch waits for a worker's end and tells why, unless it was Stop's doing.
 func (g *Gateway) watch(w *gatewayWorker) {
 	select {
