@@ -24,12 +24,12 @@ func placeWorkers(o *Options, allowed []int) ([]int, error) {
 				cores[i] = allowed[i%len(allowed)]
 			}
 		case !slices.Contains(allowed, c) && len(cores) > len(allowed):
-			return nil, fmt.Errorf("workers.cores: %d workers need %d cores and one for everything else, but this process may use %d (%s): name fewer, or oversubscribe",
-				len(cores), len(cores), len(allowed), list(allowed))
+			return nil, fmt.Errorf("workers.cores: %d workers need %d cores and one for everything else, %d in all, but this process may use %d (%s): name fewer, or --oversubscribe for tests",
+				len(cores), len(cores), len(cores)+1, len(allowed), list(allowed))
 		case !slices.Contains(allowed, c):
 			return nil, fmt.Errorf("workers.cores: core %d is not among those that this process may use (%s)", c, list(allowed))
 		case slices.Contains(cores[:i], c):
-			return nil, fmt.Errorf("workers.cores: core %d is named for %d workers: one is all that a core can carry, or oversubscribe", c, 2)
+			return nil, fmt.Errorf("workers.cores: core %d is named for two workers: one is all that a core can carry; --oversubscribe allows it for tests", c)
 		}
 	}
 	return cores, nil

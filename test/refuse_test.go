@@ -80,7 +80,7 @@ func TestBadInputIsRefusedInOneLine(t *testing.T) {
 	}
 	t.Run("more workers than cores", func(t *testing.T) {
 		cores := fmt.Sprintf("0-%d", runtime.NumCPU())
-		refusal(t, l, append(ports[:len(ports):len(ports)], "--cores", cores), "core")
+		refusal(t, l, append(ports[:len(ports):len(ports)], "--cores", cores), fmt.Sprintf("%d workers need %d cores", runtime.NumCPU()+1, runtime.NumCPU()+1), "--oversubscribe")
 	})
 	t.Run("duplicate key", func(t *testing.T) {
 		file := filepath.Join(l.Dir, "twice.yaml")

@@ -41,7 +41,7 @@ var keys = []key{
 		codec: words[bool]{at: func(s *settings) *bool { return &s.steerFlow }, names: []string{"host", "flow"}, value: []bool{false, true}}},
 	{path: "workers.rt_priority", flag: "rt-priority", help: "SCHED_FIFO priority of the worker threads, 0 for none",
 		codec: number[int]{at: func(s *settings) *int { return &s.rtPriority }, min: 0, max: cpu.PriorityMax}},
-	{path: "workers.oversubscribe", help: "allow more workers than cores", codec: boolean{func(s *settings) *bool { return &s.oversubscribe }}},
+	{path: "workers.oversubscribe", flag: "oversubscribe", help: "let workers share cores: for tests, it is slow", codec: boolean{func(s *settings) *bool { return &s.oversubscribe }}},
 
 	{path: "mode", flag: "mode", help: "how AF_XDP sockets are bound: auto takes zerocopy where every port has it",
 		codec: words[pmd.Mode]{at: func(s *settings) *pmd.Mode { return &s.mode }, names: []string{"auto", "zerocopy", "copy"}, value: []pmd.Mode{pmd.ModeAuto, pmd.ModeZeroCopy, pmd.ModeCopy}}},

@@ -49,11 +49,14 @@ type Port struct {
 type Options struct {
 	Ports      []Port
 	Cores      []int // empty: the last allowed core
-	Queues     []int // empty: queue 0
+	Queues     []int // that worker i polls on every port; empty: queue i
 	Adaptive   bool  // idle workers sleep
 	RTPriority int   // FIFO priority of the workers, 0: none
 	ZeroCopy   bool  // zero-copy is demanded, not just preferred
 	RingSize   int   // descriptors; 0: 2048
+
+	Oversubscribe bool // workers may share cores
+
 	PortLow    uint16
 	PortHigh   uint16       // nat.port_range; 0: not looked at
 	Alias      []netip.Addr // alias addresses, with AliasPort those of the outside port are added
@@ -73,7 +76,9 @@ const (
 
 func (o Options) withDefaults() Options {
 	if len(o.Queues) == 0 {
-		o.Queues = []int{0}
+		for i := range max(len(o.Cores), 1) {
+			o.Queues = append(o.Queues, i)
+		}
 	}
 	if o.RingSize == 0 {
 		o.RingSize = 2048

@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
@@ -16,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"pollux/internal/cpu"
 	"pollux/internal/doctor"
 	"pollux/internal/lab"
 )
@@ -283,6 +285,35 @@ func TestMemory(t *testing.T) {
 func TestCoresOutsideTheMask(t *testing.T) {
 	expect(t, doctor.Examine(doctor.Options{Cores: []int{1000}}), "cores", "", doctor.Fail, "core 1000")
 	expect(t, doctor.Examine(doctor.Options{Cores: []int{0}, RTPriority: 10}), "cores", "", doctor.OK)
+}
+
+// More workers than cores: refused with the arithmetic, unless they may share.
+func TestMoreWorkersThanCores(t *testing.T) {
+	allowed, err := cpu.Allowed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := len(allowed)
+	var o doctor.Options
+	for c := range n + 2 {
+		o.Cores = append(o.Cores, allowed[n-1]+c)
+	}
+	sum := fmt.Sprintf("%d workers need %d cores and one for everything else, %d in all, but this process may use %d", n+2, n+2, n+3, n)
+	expect(t, doctor.Examine(o), "cores", "", doctor.Fail, sum, "--oversubscribe")
+	if err := doctor.Check(o); err == nil || !strings.Contains(err.Error(), sum) {
+		t.Errorf("Check: %v", err)
+	}
+	o.Oversubscribe = true
+	expect(t, doctor.Examine(o), "cores", "", doctor.Warn, fmt.Sprintf("%d workers share %d cores", n+2, n), "for tests only")
+}
+
+// Without --queues the i-th worker polls the i-th queue, so that many must be there.
+func TestQueuesOfManyWorkers(t *testing.T) {
+	l := newLab(t, lab.Options{Queues: 2})
+	results := examine(t, l, doctor.Options{Ports: both, Cores: []int{0, 1}})
+	expect(t, results, "queues", "eth0", doctor.OK, "2")
+	results = examine(t, l, doctor.Options{Ports: both, Cores: []int{0, 1, 2}, Oversubscribe: true})
+	expect(t, results, "queues", "eth0", doctor.Fail, "queue 2 is missing")
 }
 
 // TestCapabilitiesDropped drops them on one thread, which is then given up.

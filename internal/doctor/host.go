@@ -109,8 +109,20 @@ func cores(o Options) Result {
 	if len(used) == 0 {
 		used = allowed[len(allowed)-1:]
 	}
+	if o.Oversubscribe {
+		if len(used) > len(allowed) {
+			return warn("cores", "for tests only: a core carries one worker", "%d workers share %d cores (%s)", len(used), len(allowed), list(allowed))
+		}
+		return ok("cores", "workers on %s as far as allowed (%s); they may share cores", list(used), list(allowed))
+	}
 	for _, c := range used {
-		if !slices.Contains(allowed, c) {
+		switch {
+		case slices.Contains(allowed, c):
+		case len(used) > len(allowed):
+			return fail("cores", "name fewer cores, start it with a wider mask (taskset, AllowedCPUs), or for tests --oversubscribe",
+				"%d workers need %d cores and one for everything else, %d in all, but this process may use %d (%s)",
+				len(used), len(used), len(used)+1, len(allowed), list(allowed))
+		default:
 			return fail("cores", "choose among those, or start it with a wider mask (taskset, AllowedCPUs)", "core %d may not be used: this process is allowed %s", c, list(allowed))
 		}
 	}
