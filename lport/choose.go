@@ -166,10 +166,10 @@ func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
 			if port, err = s.find(&q, r); err == nil {
 				s.commit(&q, uint16(port))
 				s.stats.given++
-				s.stats.steps[min(bits.Len32(q.steps), StepBuckets-1)]++
+				s.stats.searched(q.steps)
 				return uint16(port), nil
 			}
-			s.stats.steps[min(bits.Len32(q.steps), StepBuckets-1)]++
+			s.stats.searched(q.steps)
 		}
 		s.ledger.trim(q.host)
 	}

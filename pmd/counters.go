@@ -31,13 +31,20 @@ type counts struct {
 	dirty      bool // reasons or held changed since they were published
 }
 
+// spent is where a worker's time went, in nanoseconds.
+type spent struct {
+	since, until int64 // of the clock: when the first round began, and the last
+	busy         int64 // in rounds that had work to do
+	asleep       int64
+}
+
 // published is what other goroutines may read, written once per round by the worker. Its own cache lines, and their
 // neighbours that the CPU prefetches along, are shared with nothing else.
 type published struct {
 	_ [128]byte
 
 	received, translated, forwarded, answered, made, arps atomic.Uint64
-	bursts, polls, held, handedIn, handedOut              atomic.Uint64
+	bursts, held, handedIn, handedOut                     atomic.Uint64
 	handedWhy                                             [steerWhys]atomic.Uint64
 	reasons                                               [reason.Count]atomic.Uint64
 
@@ -47,21 +54,15 @@ type published struct {
 // publish stores what changed in this round. An atomic store costs about as much as parsing a packet, so it is done once
 // per round, and for the rarer counters only when they moved.
 func (w *Worker) publish(work int) {
-	c, p := &w.c, &w.pub
-	c.polls++
-	if work == 0 {
-		if c.polls&1023 == 0 {
-			p.polls.Store(c.polls)
-		}
-		return
+	w.c.polls++
+	if work > 0 {
+		w.publishAll()
 	}
-	w.publishAll()
 }
 
 // publishAll is publish for a worker that worked, or is about to sleep.
 func (w *Worker) publishAll() {
 	c, p := &w.c, &w.pub
-	p.polls.Store(c.polls)
 	p.bursts.Store(c.bursts)
 	p.received.Store(c.received)
 	p.translated.Store(c.translated)

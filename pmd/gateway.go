@@ -95,6 +95,9 @@ type WorkerStats struct {
 	Worker     int               `json:"worker"`
 	Core       int               `json:"core"`
 	Queue      int               `json:"queue"`
+	RunNS      uint64            `json:"run_ns"`   // since it began
+	BusyNS     uint64            `json:"busy_ns"`  // of that: in rounds that had work; its share is the occupancy
+	SleptNS    uint64            `json:"slept_ns"` // and asleep; the rest was looking for work in vain
 	Received   uint64            `json:"received"`
 	Translated uint64            `json:"translated"`
 	Forwarded  uint64            `json:"forwarded"` // sent on, translated or not
@@ -106,6 +109,10 @@ type WorkerStats struct {
 	Polls      uint64            `json:"polls"`
 	Sleeps     uint64            `json:"sleeps"`
 	Links      uint64            `json:"links"`
+	Created    uint64            `json:"links_created"`
+	Expired    uint64            `json:"links_expired"`
+	Recycled   uint64            `json:"links_recycled"`  // closing ones that made room
+	Hosts      uint64            `json:"hosts"`           // inside hosts that are kept account of
 	HandedOut  uint64            `json:"handed_over"`     // packets of other workers that came in by this one's queues
 	HandedIn   uint64            `json:"handed_in"`       // and those that others received for this one
 	HandedWhy  map[string]uint64 `json:"handed_over_why"` // of HandedOut, by what decided
@@ -129,6 +136,8 @@ type PortStats struct {
 	Queues    []int  `json:"queues"`
 	RX        uint64 `json:"rx"`
 	TX        uint64 `json:"tx"`
+	RXBytes   uint64 `json:"rx_bytes"` // of RX: Ethernet headers included
+	TXBytes   uint64 `json:"tx_bytes"` // of what was put on the transmit rings
 	RXDropped uint64 `json:"rx_dropped"`
 	RXFull    uint64 `json:"rx_ring_full"`
 	FillEmpty uint64 `json:"fill_ring_empty"`
@@ -146,10 +155,14 @@ type DropStats struct {
 
 // insideStats is what only the worker may read, copied between two bursts.
 type insideStats struct {
-	links   uint64
+	nat     nat.Counters
+	ports   lport.Stats // without rows
+	spent   spent
+	polls   uint64
 	owned   int64 // frames that are here
 	frames  map[string]uint64
 	sockets []rings.Counters
+	rings   []rings.Frames // by port
 	routing rtcache.Counters
 }
 
@@ -157,7 +170,11 @@ type insideStats struct {
 func (g *Gateway) look(w *gatewayWorker) insideStats {
 	s := insideStats{frames: map[string]uint64{"free": 0, "fill": 0, "rx": 0, "tx": 0, "held": 0}}
 	read := func(clock.Tick) bool {
-		s.links = w.shard.Counters().Links
+		s.nat, s.ports = *w.shard.Counters(), w.shard.Ports().Totals()
+		s.polls = w.worker.c.polls
+		if w.loop != nil {
+			s.spent = w.loop.spent
+		}
 		s.frames["free"] = uint64(w.pool.Len())
 		s.frames["held"] = w.worker.c.held
 		s.owned = int64(w.pool.Size()) + int64(w.worker.c.framesIn-w.worker.c.framesOut)
@@ -171,6 +188,7 @@ func (g *Gateway) look(w *gatewayWorker) insideStats {
 			s.frames["rx"] += f.RX
 			s.frames["tx"] += f.TX
 			s.sockets = append(s.sockets, socket.Counters())
+			s.rings = append(s.rings, f)
 		}
 		return true
 	}
@@ -189,19 +207,20 @@ func (g *Gateway) look(w *gatewayWorker) insideStats {
 func (g *Gateway) Workers() []WorkerStats {
 	var list []WorkerStats
 	for _, w := range g.workers {
-		list = append(list, g.stats(w))
+		list = append(list, g.stats(w, g.look(w)))
 	}
 	return list
 }
 
-func (g *Gateway) stats(w *gatewayWorker) WorkerStats {
-	in, p := g.look(w), &w.worker.pub
+func (g *Gateway) stats(w *gatewayWorker, in insideStats) WorkerStats {
+	p := &w.worker.pub
 	s := WorkerStats{
 		Worker: w.worker.o.Index, Core: w.core, Queue: w.queue,
 		Received: p.received.Load(), Translated: p.translated.Load(), Forwarded: p.forwarded.Load(),
 		Answered: p.answered.Load(), ARP: p.arps.Load(),
-		Bursts: p.bursts.Load(), Polls: p.polls.Load(), Sleeps: w.loop.sleeps.Load(),
-		Links: in.links, Frames: in.frames, Leaked: in.owned, Routing: in.routing,
+		RunNS: uint64(in.spent.until - in.spent.since), BusyNS: uint64(in.spent.busy), SleptNS: uint64(in.spent.asleep),
+		Bursts: p.bursts.Load(), Polls: in.polls, Sleeps: w.loop.sleeps.Load(),
+		Links: in.nat.Links, Created: in.nat.Created, Expired: in.nat.Expired, Recycled: in.nat.Recycled, Hosts: in.nat.Hosts, Frames: in.frames, Leaked: in.owned, Routing: in.routing,
 		HandedOut: p.handedOut.Load(), HandedIn: p.handedIn.Load(), HandedWhy: map[string]uint64{},
 	}
 	for i := range p.handedWhy {
@@ -232,9 +251,16 @@ func (g *Gateway) stats(w *gatewayWorker) WorkerStats {
 // Ports returns one entry per configured port, in config order.
 func (g *Gateway) Ports() []PortStats {
 	var in []insideStats
+	for _, w := range g.workers {
+		in = append(in, g.look(w))
+	}
+	return g.portStats(in)
+}
+
+func (g *Gateway) portStats(in []insideStats) []PortStats {
 	var queues []int
 	for _, w := range g.workers {
-		in, queues = append(in, g.look(w)), append(queues, w.queue)
+		queues = append(queues, w.queue)
 	}
 	known := g.table.Ports()
 	var list []PortStats
@@ -247,6 +273,8 @@ func (g *Gateway) Ports() []PortStats {
 		for _, w := range in {
 			s.RX += w.sockets[i].Received
 			s.TX += w.sockets[i].Completed
+			s.RXBytes += w.sockets[i].RXBytes
+			s.TXBytes += w.sockets[i].TXBytes
 		}
 		if k.Addr != 0 {
 			s.Address = k.Addr.String()

@@ -62,6 +62,7 @@ type Loop struct {
 	baseNS int64
 	gaps   [gapBuckets]atomic.Uint64 // written by the worker only
 	sleeps atomic.Uint64
+	spent  spent // the worker's alone
 }
 
 // StartLoop starts a worker on a thread of its own. It returns when the thread is pinned and has its priority, or can't.
@@ -184,7 +185,8 @@ func (l *Loop) place() error {
 // can stop the thread. While there is work nothing here blocks, allocates or yields.
 func (l *Loop) rounds() {
 	last := l.nanos()
-	worked := last
+	worked, busy := last, false
+	l.spent.since = last
 	spin := spinBeforeSleep.Nanoseconds()
 	if l.o.RTPriority > 0 {
 		// A FIFO thread that spins starves whatever feeds it on the same core, NAPI first of all: it sleeps at once.
@@ -193,19 +195,24 @@ func (l *Loop) rounds() {
 	for !l.stop.Load() {
 		ns := l.nanos()
 		l.gap(ns - last)
-		last = ns
+		if busy {
+			l.spent.busy += ns - last
+		}
+		last, l.spent.until = ns, ns
 		now := clock.Tick(ns / 1e6)
 		work := l.w.Poll(now)
 		if l.mail.waiting() {
 			l.mail.serve(now)
 			work++
 		}
+		busy = work > 0
 		switch {
-		case work > 0:
+		case busy:
 			worked = ns
 		case l.o.Idle == Adaptive && ns-worked >= spin:
 			l.sleep(now)
 			last = l.nanos()
+			l.spent.asleep += last - ns
 		}
 	}
 }

@@ -35,10 +35,12 @@ type Socket struct {
 	mem      [4][]byte
 }
 
-// Counters of one socket. Packets, but for the kicks.
+// Counters of one socket. Packets, but for bytes and kicks.
 type Counters struct {
 	Received    uint64 // taken from the RX ring
 	Queued      uint64 // put on the TX ring
+	RXBytes     uint64 // of Received: Ethernet header included, frame check sequence not
+	TXBytes     uint64 // of Queued
 	Completed   uint64 // given back by the completion ring: transmitted
 	Refused     uint64 // descriptors that the kernel would reject for ever: no length, or beyond the chunk
 	Kicks       uint64 // sendto calls
@@ -66,11 +68,14 @@ func (s *Socket) Receive(b []Frame) int {
 	}
 	b = b[:n]
 	s.rx.take(b)
+	bytes := uint64(0)
 	for i := range b {
 		s.held.remove(b[i].Addr)
+		bytes += uint64(b[i].Len)
 	}
 	s.filled -= n
 	s.count.Received += uint64(n)
+	s.count.RXBytes += bytes
 	return int(n)
 }
 
@@ -81,7 +86,7 @@ func (s *Socket) Transmit(b []Frame) int {
 	if room := s.txMax - s.sending; uint32(len(b)) > room {
 		b = b[:room]
 	}
-	n := uint32(0)
+	n, bytes := uint32(0), uint64(0)
 	for i := range b {
 		f := &b[i]
 		if f.Len-1 > uint32(s.chunkMask-(f.Addr&s.chunkMask)) { // also when Len is 0
@@ -96,11 +101,13 @@ func (s *Socket) Transmit(b []Frame) int {
 		*s.tx.slot(n) = Frame{Addr: f.Addr, Len: f.Len}
 		s.held.add(f.Addr)
 		n++
+		bytes += uint64(f.Len)
 	}
 	if n > 0 {
 		s.tx.publish(n)
 		s.sending += n
 		s.count.Queued += uint64(n)
+		s.count.TXBytes += bytes
 		if s.tx.needWakeup() {
 			s.kick()
 		}

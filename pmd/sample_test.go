@@ -1,0 +1,84 @@
+package pmd
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"pollux/internal/lab"
+	"pollux/internal/packet"
+	"pollux/lport"
+	"pollux/rings"
+)
+
+// A sample agrees with the traffic that was sent, and its parts with one another.
+func TestSample(t *testing.T) {
+	l := newLab(t, lab.Options{})
+	in, out := l.Inside[0], l.Outside[0]
+	g, err := startIn(t, l, labOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo, err := lab.ServeUDPEcho(out.Namespace, ":9000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	const flows, size = 50, 200
+	r, err := lab.UDPFlows(ctx, in.Namespace, netip.AddrPortFrom(out.Addr, 9000), lab.FlowOptions{Flows: flows, PerFlow: 2, Size: size, Timeout: 10 * time.Second, At: 50})
+	if err != nil || r.Answered != r.Sent {
+		t.Fatalf("%+v %v", r, err)
+	}
+	s := g.Sample()
+	if len(s.Workers) != 1 || len(s.Ports) != 2 || len(s.Pool) != 3 || s.LinksMax != 10000 || !s.RTCache || s.Routes.Routes == 0 {
+		t.Fatalf("%+v", s)
+	}
+	w := &s.Workers[0]
+	if w.NAT.Created != flows || w.Created != flows || w.NAT.Proto[1] != flows || w.Hosts != 1 || w.Space.Given != flows || w.Space.StepsSum < flows {
+		t.Errorf("links: %+v, ports %+v", w.NAT, w.Space)
+	}
+	polls := uint64(0)
+	for _, n := range w.Gaps {
+		polls += n
+	}
+	if polls != w.Polls || polls == 0 {
+		t.Errorf("the gaps are of %d polls, there were %d", polls, w.Polls)
+	}
+	if w.BusyNS == 0 || w.SleptNS == 0 || w.BusyNS+w.SleptNS > w.RunNS {
+		t.Errorf("ran for %d ns, busy for %d, asleep for %d", w.RunNS, w.BusyNS, w.SleptNS)
+	}
+	if len(w.Rings) != 2 || w.Rings[0].Fill == 0 || w.Leaked != 0 {
+		t.Errorf("rings %+v, %d frames leaked", w.Rings, w.Leaked)
+	}
+	const least = 2 * flows * (14 + 20 + 8 + size)
+	for _, p := range s.Ports {
+		if p.RXBytes < least || p.TXBytes < least || p.RXBytes > 2*least || p.TXBytes > 2*least {
+			t.Errorf("%s: %d bytes in, %d out, at least %d are the flows'", p.Name, p.RXBytes, p.TXBytes, least)
+		}
+		if n := p.XDPDecisions[rings.CauseToWorker]; n < 2*flows || n != p.RX {
+			t.Errorf("%s: the program handed up %d frames, the worker took %d", p.Name, n, p.RX)
+		}
+	}
+	udp := s.Pool[lport.RowUDP]
+	if udp.Alias != packet.AddrFrom(lab.GatewayOutside) || udp.Row != lport.RowUDP || udp.Used != flows || udp.Ports > 64512 || udp.Ports < 64000 ||
+		udp.Ports-udp.Free != w.Owned[lport.RowUDP] || w.Owned[lport.RowUDP] < flows {
+		t.Errorf("pool %+v, owned %v", udp, w.Owned)
+	}
+	if err := g.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if last := g.Sample(); last.Workers[0].NAT.Created != flows || last.Workers[0].Polls < w.Polls || last.Ports[0].RX < s.Ports[0].RX {
+		t.Errorf("after the end: %+v", last)
+	}
+}
+
+func TestGapBound(t *testing.T) {
+	for i, want := range []float64{1e-6, 2e-6, 4e-6} {
+		if got := GapBound(i); got != want {
+			t.Errorf("bucket %d ends at %v, want %v", i, got, want)
+		}
+	}
+}
