@@ -212,7 +212,11 @@ func (s *Shard) aliasOfHost(n *newLink) (packet.Addr, reason.Reason) {
 		return s.pool[s.rand()%uint64(len(s.pool))], reason.None
 	}
 	h := &s.hosts.list[n.host]
-	if o := s.ours.find(h.alias); o == nil || o.flags&addrDynamic == 0 {
+	if s.spread {
+		if h.epoch != s.epoch { // the pool may have changed
+			h.alias, h.epoch = s.prefer(n.local.Addr), s.epoch
+		}
+	} else if o := s.ours.find(h.alias); o == nil || o.flags&addrDynamic == 0 {
 		h.alias = s.prefer(n.local.Addr)
 	}
 	return h.alias, reason.None
@@ -255,9 +259,10 @@ func (s *Shard) chooseFree(n *newLink, now clock.Tick) reason.Reason {
 	return why
 }
 
-// settled reports whether a host's links are bound to the alias address it has: with paired pooling, from its first link on.
+// settled reports whether a host's links are bound to the alias address it has: with paired pooling, from its first link on, and with
+// flows spread over the workers always: the others know its address without asking.
 func (s *Shard) settled(n *newLink) bool {
-	return s.plan != nil || !s.rules.Arbitrary && s.hosts.list[n.host].links > 1
+	return s.plan != nil || !s.rules.Arbitrary && (s.spread || s.hosts.list[n.host].links > 1)
 }
 
 // freePort takes a port of one alias address; closing links are given up if nothing else helps.

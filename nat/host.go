@@ -16,7 +16,7 @@ type host struct {
 	at     clock.Tick  // when tokens was right
 	next   uint32      // free list; idle queue
 	queued uint32      // 1: in the idle queue
-	_      uint32
+	epoch  uint32      // with flows spread over the workers: of the rules that alias was chosen under
 }
 
 const _ = -(unsafe.Sizeof(host{}) ^ 32)

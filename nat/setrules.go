@@ -35,6 +35,9 @@ func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
 	if err := check(&r); err != nil {
 		return err
 	}
+	if s.spread && (r.Blocks.Size != 0 || r.Deterministic.Inside.IsValid()) {
+		return errors.New("nat: blocks and deterministic ports belong to one worker each: they exclude steering by flow")
+	}
 	plan, err := newPlan(&r)
 	if err != nil {
 		return err

@@ -29,6 +29,10 @@ type Options struct {
 	Steering Steering
 	Share    *LinkShare
 
+	// FlowSteered says that one host's flows may be at several workers (steer: flow): its alias address is then a function of
+	// the host and the pool alone. Blocks and deterministic ports, which belong to a host, are refused.
+	FlowSteered bool
+
 	// SideOf says on which side a destination that is no address of ours lies; ok false: there is no route. It is asked only
 	// on the miss path. nil: everything lies outside.
 	SideOf func(dst packet.Addr) (Side, bool)
@@ -92,6 +96,7 @@ type Shard struct {
 	owners   *lport.Owners
 	marks    map[mark]int // private owners: how many redirects publish a port; only rule changes look at it
 	private  bool         // owners is ours
+	spread   bool         // Options.FlowSteered
 	plan     *lport.Plan
 	portOpt  lport.Options
 	sideOf   func(packet.Addr) (Side, bool)
@@ -137,7 +142,7 @@ func New(o Options) (*Shard, error) {
 	s.now = o.Now
 	s.random = uint64(s.seed.hash(1, 2))<<32 | uint64(s.seed.hash(3, 4))
 	s.common = newSeed(o.Seed, 0)
-	s.steering, s.share = o.Steering, o.Share
+	s.steering, s.share, s.spread = o.Steering, o.Share, o.FlowSteered
 	s.table = newRules(&s.seed, &s.common)
 	if s.owners == nil {
 		s.owners, s.private = lport.NewOwners(nil), true

@@ -17,6 +17,26 @@ type Steering interface {
 	Whole(p *Packet) int
 }
 
+// FlowProtocols returns the protocols of which each flow may be at a worker of its own: those whose mappings and filters both
+// look at the whole remote endpoint, so that no flow needs to know of another one. An ICMP id has no remote port: there the
+// address is the whole.
+func FlowProtocols(r *Rules) (list []uint8) {
+	for _, p := range []struct {
+		proto           uint8
+		mapping, filter Behaviour
+		least           Behaviour
+	}{
+		{packet.ProtoTCP, r.Mapping.TCP, r.Filtering.TCP, AddressAndPortDependent},
+		{packet.ProtoUDP, r.Mapping.UDP, r.Filtering.UDP, AddressAndPortDependent},
+		{packet.ProtoICMP, r.Mapping.ICMP, r.Filtering.ICMP, AddressDependent},
+	} {
+		if p.mapping >= p.least && p.filter >= p.least {
+			list = append(list, p.proto)
+		}
+	}
+	return list
+}
+
 // mineOut reports whether the outbound packets of a link to be made come to this worker. A link whose two directions belong to
 // different workers must not be: one of them would never find it. That can be asked for while a redirect is new and its port
 // still another's, or when a DMZ host is reached by a port that another host has.

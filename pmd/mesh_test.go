@@ -45,6 +45,9 @@ type meshOptions struct {
 	rules                  func(*nat.Rules)
 	silent                 bool
 	chunk                  int
+	flow                   bool   // steer: flow
+	perHost                int    // limits.links_per_host
+	routed                 string // another prefix that lies inside
 }
 
 func newMeshRig(t testing.TB, o meshOptions) *meshRig {
@@ -69,13 +72,17 @@ func newMeshRig(t testing.TB, o meshOptions) *meshRig {
 	m.umem, err = rings.NewUMEM(rings.UMEMOptions{Frames: o.workers * o.frames, ChunkSize: o.chunk})
 	check()
 	t.Cleanup(func() { m.umem.Close() })
+	routes := []rtcache.StaticRoute{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Port: inPort}}
+	if o.routed != "" {
+		routes = append(routes, rtcache.StaticRoute{Prefix: netip.MustParsePrefix(o.routed), Port: inPort})
+	}
 	m.table, err = rtcache.NewStatic(rtcache.StaticOptions{
 		Ports: []rtcache.Port{
 			{Name: "in", Inside: true, MAC: inMAC, MTU: 1500, Addr: inside},
 			{Name: "out", MAC: outMAC, MTU: 1500, Addr: outside},
 		},
 		NextHops: [][6]byte{peerMAC, peerMAC},
-		Routes:   []rtcache.StaticRoute{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Port: inPort}},
+		Routes:   routes,
 	})
 	check()
 	rules := nat.DefaultRules()
@@ -87,7 +94,7 @@ func newMeshRig(t testing.TB, o meshOptions) *meshRig {
 	t.Cleanup(m.owners.Close)
 	err = Publish(m.owners, &rules)
 	check()
-	m.steering = NewSteering(o.workers, m.owners, &rules, 0x1234567)
+	m.steering = NewSteering(o.workers, m.owners, &rules, o.flow, 0x1234567)
 	for range o.workers {
 		pool, err := m.umem.NewPool(o.frames)
 		if err != nil {
@@ -99,8 +106,8 @@ func newMeshRig(t testing.TB, o meshOptions) *meshRig {
 	share := nat.NewLinkShare(o.links, o.workers)
 	for k := range o.workers {
 		shard, err := nat.New(nat.Options{
-			Rules: rules, Limits: nat.Limits{Links: o.links, Fragments: 256}, Worker: k, Workers: o.workers, Owners: m.owners,
-			Steering: m.steering, Share: share, SideOf: SideOf(m.table), Now: m.now,
+			Rules: rules, Limits: nat.Limits{Links: o.links, LinksPerHost: o.perHost, Fragments: 256}, Worker: k, Workers: o.workers, Owners: m.owners,
+			Steering: m.steering, Share: share, FlowSteered: o.flow, SideOf: SideOf(m.table), Now: m.now,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -240,11 +247,16 @@ func TestOwnerByKind(t *testing.T) {
 		outgoing func(i int) []byte // as sent by the inside host
 		incoming func(i int) []byte // as sent by the remote, to the alias endpoint (outbound flows: made from the packet that left)
 		why      steerWhy
+		flow     steerWhy // likewise with steer: flow; 0: the same
 	}{
 		{name: "dynamic UDP", outgoing: func(i int) []byte { return fromInside(host1+packet.Addr(i), uint16(4000+i)).UDP(nil) }, why: byHost},
 		{name: "dynamic UDP, endpoint-dependent", rules: func(r *nat.Rules) { r.Mapping.UDP = nat.AddressAndPortDependent },
-			outgoing: func(i int) []byte { return fromInside(host1+packet.Addr(i), 4000).UDP(nil) }, why: byHost},
-		{name: "dynamic TCP", outgoing: func(i int) []byte { return syn(fromInside(host1+packet.Addr(i), 4000)) }, why: byHost},
+			outgoing: func(i int) []byte { return fromInside(host1+packet.Addr(i), 4000).UDP(nil) }, why: byHost, flow: byFlow},
+		{name: "dynamic TCP", outgoing: func(i int) []byte { return syn(fromInside(host1+packet.Addr(i), 4000)) }, why: byHost, flow: byFlow},
+		{name: "dynamic TCP, endpoint-independent", rules: func(r *nat.Rules) { r.Mapping.TCP = nat.EndpointIndependent },
+			outgoing: func(i int) []byte { return syn(fromInside(host1+packet.Addr(i), 4000)) }, why: byHost},
+		{name: "echo, address-dependent", rules: func(r *nat.Rules) { r.Mapping.ICMP = nat.AddressDependent },
+			outgoing: func(i int) []byte { return fromInside(host1+packet.Addr(i), 0).Echo(true, 7, nil) }, why: byHost, flow: byFlow},
 		{name: "echo", outgoing: func(i int) []byte { return fromInside(host1+packet.Addr(i), 0).Echo(true, 7, nil) }, why: byHost},
 		{name: "GRE", outgoing: func(i int) []byte {
 			b := fromInside(host1, 0)
@@ -307,8 +319,8 @@ func TestOwnerByKind(t *testing.T) {
 				return syn(b)
 			}, why: byTarget},
 	} {
-		t.Run(kind.name, func(t *testing.T) {
-			m := newMeshRig(t, meshOptions{workers: 4, rules: kind.rules})
+		run := func(t *testing.T, flow bool) {
+			m := newMeshRig(t, meshOptions{workers: 4, rules: kind.rules, flow: flow})
 			const flows = 40
 			for i := range flows {
 				first, back, make := inPort, outPort, kind.outgoing
@@ -355,10 +367,14 @@ func TestOwnerByKind(t *testing.T) {
 					t.Fatalf("flow %d: the answer made a link", i)
 				}
 			}
+			why := kind.why
+			if flow && kind.flow != 0 {
+				why = kind.flow
+			}
 			var handed uint64
 			used := 0
 			for _, w := range m.w {
-				handed += w.c.handedWhy[kind.why]
+				handed += w.c.handedWhy[why]
 				if w.nat.Counters().Links > 0 {
 					used++
 				}
@@ -369,7 +385,9 @@ func TestOwnerByKind(t *testing.T) {
 			if used < 2 && kind.why != byTarget {
 				t.Errorf("all links are at %d worker", used)
 			}
-		})
+		}
+		t.Run(kind.name, func(t *testing.T) { run(t, false) })
+		t.Run(kind.name+", steer: flow", func(t *testing.T) { run(t, true) })
 	}
 }
 

@@ -56,8 +56,6 @@ func Start(o Options) (*Gateway, error) {
 func (g *Gateway) resolve() (err error) {
 	o := &g.o
 	switch {
-	case o.SteerFlow:
-		return errors.New("workers.steer: flow is not built yet: use host")
 	case len(o.Ports) > rings.PortsMax:
 		return fmt.Errorf("ports: %d are named, at most %d are possible", len(o.Ports), rings.PortsMax)
 	}
@@ -207,7 +205,7 @@ func (g *Gateway) openShards() error {
 	}
 	n := len(g.workers)
 	o := nat.Options{
-		Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
+		Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, FlowSteered: g.o.SteerFlow, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
 	}
 	if _, err := rand.Read(o.Seed[:]); err != nil {
 		return fmt.Errorf("pmd: random seed: %w", err)
@@ -218,7 +216,7 @@ func (g *Gateway) openShards() error {
 			return fmt.Errorf("pmd: random seed: %w", err)
 		}
 		// By the rules as configured: a redirect that follows a port's address steers also while there is none.
-		g.steering = NewSteering(n, g.owners, &g.o.Rules, binary.NativeEndian.Uint64(seed[:]))
+		g.steering = NewSteering(n, g.owners, &g.o.Rules, g.o.SteerFlow, binary.NativeEndian.Uint64(seed[:]))
 		o.Steering, o.Share = g.steering, nat.NewLinkShare(g.o.Limits.Links, n)
 	}
 	mapped := uint64(0)

@@ -14,6 +14,7 @@ type steerWhy uint8
 
 const (
 	byHost     steerWhy = iota // hash of the inside address: dynamic flows outbound, and what is not translated
+	byFlow                     // hash of the 5-tuple: the same with steer: flow, where the mapping is endpoint-dependent
 	byPort                     // the owner byte of the alias port
 	byRedirect                 // hash of the remote endpoint: published ports and addresses
 	byTarget                   // hash of the DMZ host
@@ -25,7 +26,7 @@ const (
 )
 
 var steerWhyNames = [steerWhys]string{
-	"inside-address", "alias-port", "redirect", "target", "protocol", "icmp-error", "fragment", "unowned-port",
+	"inside-address", "flow", "alias-port", "redirect", "target", "protocol", "icmp-error", "fragment", "unowned-port",
 }
 
 // Steering says which worker owns a packet, by owner byte and by what is configured. Nothing in it changes while a gateway
@@ -34,6 +35,7 @@ var steerWhyNames = [steerWhys]string{
 type Steering struct {
 	owners  *lport.Owners
 	workers uint32
+	flows   uint32 // a bit for each protocol whose flows are steered one by one
 	seed    uint64
 	target  packet.Addr // 0: none
 	locals  []localRule // open-addressed, by local endpoint; nil: no redirects. A port and protocol of 0 stand for the address
@@ -53,9 +55,16 @@ type remoteRule struct {
 	next   uint32
 }
 
-// NewSteering makes what all workers steer by. seed is secret: who could guess it could send all he likes to one worker.
-func NewSteering(workers int, owners *lport.Owners, r *nat.Rules, seed uint64) *Steering {
+// NewSteering makes what all workers steer by. seed is secret: who could guess it could send all he likes to one worker. With
+// flow, the flows of one host are spread over the workers, those of the protocols that FlowProtocols names; what that says
+// must not change while the gateway runs.
+func NewSteering(workers int, owners *lport.Owners, r *nat.Rules, flow bool, seed uint64) *Steering {
 	s := &Steering{owners: owners, workers: uint32(workers), seed: seed | 1, rules: make([]remoteRule, 1)}
+	if flow {
+		for _, proto := range nat.FlowProtocols(r) {
+			s.flows |= 1 << proto
+		}
+	}
 	if !r.DenyIncoming {
 		s.target = r.Target
 	}
@@ -127,8 +136,11 @@ func (s *Steering) published(key uint64, dst packet.Addr, dport uint16) bool {
 // pick maps a number to a worker, evenly.
 func (s *Steering) pick(x uint64) uint32 {
 	hi, lo := bits.Mul64(x^s.seed, 0x9e3779b97f4a7c15^s.seed)
-	return uint32(uint64(uint32(hi^lo)) * uint64(s.workers) >> 32)
+	return s.scale(hi ^ lo)
 }
+
+// scale maps a hash to a worker.
+func (s *Steering) scale(h uint64) uint32 { return uint32(uint64(uint32(h)) * uint64(s.workers) >> 32) }
 
 // host is the worker of an inside address.
 func (s *Steering) host(a packet.Addr) uint32 { return s.pick(uint64(a)) }
@@ -160,7 +172,17 @@ func (s *Steering) outbound(proto uint8, src packet.Addr, sport uint16, dst pack
 	if w, bit := hostBit(src); s.hosts[w]&bit != 0 && (s.published(localKey(proto, src, sport), dst, dport) || s.published(localKey(0, src, 0), dst, dport)) {
 		return s.remote(dst, dport), byRedirect
 	}
-	return s.host(src), byHost
+	return s.dynamic(proto, src, sport, dst, dport)
+}
+
+// dynamic owns flows between an inside endpoint and a remote one that no rule speaks of. A DMZ host is owned whole: what comes
+// to it by a port that nobody has is.
+func (s *Steering) dynamic(proto uint8, local packet.Addr, lport uint16, remote packet.Addr, rport uint16) (uint32, steerWhy) {
+	if s.flows>>(proto&31)&1 != 0 && local != s.target {
+		hi, lo := bits.Mul64((uint64(local)<<32|uint64(remote))^s.seed, (uint64(lport)<<24|uint64(rport)<<8|uint64(proto))^bits.RotateLeft64(s.seed, 29)^0x9e3779b97f4a7c15)
+		return s.scale(hi ^ lo), byFlow
+	}
+	return s.host(local), byHost
 }
 
 // inbound owns packets from a remote endpoint to an alias one.
@@ -182,7 +204,7 @@ func (s *Steering) inbound(proto uint8, src packet.Addr, sport uint16, dst packe
 	case b == lport.ByteRedirect:
 		return s.remote(src, sport), byRedirect
 	case !alias:
-		return s.host(dst), byHost
+		return s.dynamic(proto, dst, dport, src, sport)
 	case s.target != 0 && b == lport.ByteFree:
 		return s.host(s.target), byTarget
 	}

@@ -100,10 +100,15 @@ func (s *settings) checkDeterministic() error {
 	return nil
 }
 
-// checkSteer: with steer: flow one host's flows live in several shards, which blocks and deterministic ranges can't span.
+// checkSteer: with steer: flow one host's flows live in several shards, which blocks and deterministic ranges can't span. A
+// configuration in which it would change nothing is refused.
 func (s *settings) checkSteer() error {
-	if s.steerFlow && (s.rules.Blocks.Size > 0 || s.rules.Deterministic.PortsPerHost > 0) {
+	switch {
+	case !s.steerFlow:
+	case s.rules.Blocks.Size > 0 || s.rules.Deterministic.PortsPerHost > 0:
 		return errorAt(s.where["workers.steer"], "workers.steer is flow, which nat.blocks and nat.deterministic exclude; allowed: host")
+	case len(nat.FlowProtocols(&s.rules)) == 0:
+		return errorAt(s.where["workers.steer"], "workers.steer is flow, which needs a protocol whose nat.mapping is endpoint-dependent and whose nat.filtering is address-and-port-dependent; allowed: host")
 	}
 	return nil
 }

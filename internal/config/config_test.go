@@ -209,16 +209,15 @@ func TestDeterministicFits(t *testing.T) {
 	}
 }
 
-// steer: flow is refused with blocks once it is built.
-func TestSteerExcludes(t *testing.T) {
-	rows := notBuilt
-	defer func() { notBuilt = rows }()
-	notBuilt = nil
-	text := base + "  blocks: {size: 64}\nworkers: {steer: flow}\n"
-	if _, err := Parse("f", []byte(text), nil, Run); err == nil || !strings.HasPrefix(err.Error(), "f:5:18: workers.steer is flow, which nat.blocks") {
-		t.Errorf("got %v", err)
+// steer: flow is understood, with several workers as with one.
+func TestSteerFlow(t *testing.T) {
+	c := mustParse(t, base+"workers: {cores: \"0-3\", steer: flow}\n", Run)
+	if !c.Gateway().SteerFlow {
+		t.Error("not handed on")
 	}
-	mustParse(t, base+"workers: {steer: flow}\n", Run)
+	if mustParse(t, base, Run).Gateway().SteerFlow {
+		t.Error("on by default")
+	}
 }
 
 // Every row of notBuilt names a key and its default.
@@ -353,7 +352,7 @@ func TestFlags(t *testing.T) {
 		{args("queues", "2-3"), "--queues: workers.queues has 2 queues for one core"},
 		{args("nat-timeouts-udp", "30"), "--nat-timeouts-udp: nat.timeouts.udp"},
 		{args("nat-hairpin", "yes"), "--nat-hairpin: nat.hairpin"},
-		{args("workers-steer", "flow"), "--workers-steer: workers.steer is \"flow\": steering by flow is not built yet"},
+		{args("workers-steer", "flow", "nat-mapping-tcp", "address-dependent"), "--workers-steer: workers.steer is flow, which needs a protocol"},
 		{args("redirect-port", "tcp"), `--redirect-port: "tcp" is not understood; allowed: PROTO,PUBLIC=LOCAL`},
 		{args("redirect-port", "tcp,203.0.113.1:80"), "--redirect-port: \"tcp,203.0.113.1:80\" is not understood"},
 		{args("redirect-port", "tcp,203.0.113.1:80=10.0.0.1:80,color=red"), `--redirect-port: unknown key "color"`},

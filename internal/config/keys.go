@@ -37,7 +37,7 @@ var keys = []key{
 		codec: ints{at: func(s *settings) *[]int { return &s.queues }, max: 4095, of: "queues"}},
 	{path: "workers.idle", flag: "idle", help: "what a worker does without traffic: spin for dedicated cores, adaptive for shared ones",
 		codec: words[pmd.Idle]{at: func(s *settings) *pmd.Idle { return &s.idle }, names: []string{"spin", "adaptive"}, value: []pmd.Idle{pmd.Spin, pmd.Adaptive}}},
-	{path: "workers.steer", help: "what picks a new flow's worker: host keeps per-host limits exact, flow spreads one host",
+	{path: "workers.steer", help: "what picks a new flow's worker: its host, or with endpoint-dependent mapping the flow; then each worker counts limits per host for itself",
 		codec: words[bool]{at: func(s *settings) *bool { return &s.steerFlow }, names: []string{"host", "flow"}, value: []bool{false, true}}},
 	{path: "workers.rt_priority", flag: "rt-priority", help: "SCHED_FIFO priority of the worker threads, 0 for none",
 		codec: number[int]{at: func(s *settings) *int { return &s.rtPriority }, min: 0, max: cpu.PriorityMax}},

@@ -71,7 +71,7 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 	var mesh *pmd.Mesh
 	var steering *pmd.Steering
 	no := nat.Options{
-		Rules: rules, Limits: nat.WorkerLimits(o.Gateway.Limits, n), Workers: n, Seed: seed(o.Seed),
+		Rules: rules, Limits: nat.WorkerLimits(o.Gateway.Limits, n), Workers: n, FlowSteered: o.Gateway.SteerFlow, Seed: seed(o.Seed),
 		SideOf: pmd.SideOf(g.table), Reverse: pmd.Reverse(g.table), Now: now,
 	}
 	if n > 1 {
@@ -82,7 +82,7 @@ func newGateway(o *Options, now clock.Tick, finished func(uint64, []byte, reason
 		if err := pmd.Publish(g.owners, &rules); err != nil {
 			return g, err
 		}
-		steering = pmd.NewSteering(n, g.owners, &rules, o.Seed)
+		steering = pmd.NewSteering(n, g.owners, &rules, o.Gateway.SteerFlow, o.Seed)
 		mesh = pmd.NewMesh(g.pools)
 		no.Rules, no.Owners, no.Steering, no.Share = rules, g.owners, steering, nat.NewLinkShare(o.Gateway.Limits.Links, n)
 	}

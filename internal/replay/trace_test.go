@@ -49,7 +49,7 @@ func TestTraces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := playTrace(t, string(want), 1)
+			got := playTrace(t, string(want), 1, "host")
 			if *update {
 				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -60,18 +60,19 @@ func TestTraces(t *testing.T) {
 				t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
 			}
 			// Whichever queue a packet comes in by and whoever owns its flow, the world sees the same.
-			for _, workers := range []int{4} {
-				if !slices.Contains(sameForMany, strings.TrimSuffix(filepath.Base(name), ".txt")) {
-					break
+			short := strings.TrimSuffix(filepath.Base(name), ".txt")
+			for _, steer := range []string{"host", "flow"} {
+				if !slices.Contains(sameForMany, short) || steer == "flow" && slices.Contains(byHostOnly, short) {
+					continue
 				}
 				want := withoutPool(string(want))
-				got := playTrace(t, want, workers)
-				if want = playTrace(t, want, 1); filepath.Base(name) == "redirects.txt" {
+				got := playTrace(t, want, 4, steer)
+				if want = playTrace(t, want, 1, steer); short == "redirects" {
 					// A remote that a redirect does not name is refused where its own flows would be, not where those of the
 					// port are: nobody has a mapping there.
 					got, want = strings.ReplaceAll(got, "drop filtered", "drop no-mapping"), strings.ReplaceAll(want, "drop filtered", "drop no-mapping")
 				}
-				compare(t, fmt.Sprintf("%s with %d workers", name, workers), sorted(got), sorted(want))
+				compare(t, fmt.Sprintf("%s with 4 workers, steer: %s", name, steer), sorted(got), sorted(want))
 			}
 		})
 	}
@@ -79,6 +80,10 @@ func TestTraces(t *testing.T) {
 
 // sameForMany are the traces in which no later packet hangs on a choice that each worker makes by itself.
 var sameForMany = []string{"bypass", "forged", "fragments", "full-cone", "gre-conflict", "hairpin", "held-syn", "host", "host-limits", "icmp", "kernel-alias", "limits", "mss", "redirects", "target", "tcp", "udp"}
+
+// byHostOnly are those of them that hang on one host's flows being together: a limit per host, and two alias ports that all
+// its flows to different servers share.
+var byHostOnly = []string{"host-limits", "limits"}
 
 // compare shows the first lines that differ.
 func compare(t *testing.T, what string, got, want []string) {
@@ -112,11 +117,11 @@ func sorted(trace string) []string {
 }
 
 // playTrace plays the packets of a trace and returns the trace with what happened.
-func playTrace(t *testing.T, text string, workers int) string {
+func playTrace(t *testing.T, text string, workers int, steer string) string {
 	t.Helper()
 	var yaml strings.Builder
 	if workers > 1 {
-		fmt.Fprintf(&yaml, "workers: {cores: \"0-%d\"}\n", workers-1)
+		fmt.Fprintf(&yaml, "workers: {cores: \"0-%d\", steer: %s}\n", workers-1, steer)
 	}
 	yaml.WriteString("ports: [{name: i, role: inside}, {name: o, role: outside}]\n")
 	var in capture
