@@ -104,6 +104,7 @@ func (s *Shard) create(n *newLink, now clock.Tick) uint32 {
 		lo.ip = addr // the second pass takes from the TTL
 	}
 	lo.last, li.last = now, now
+	s.born[id] = now
 	lo.epoch, li.epoch = s.epoch8, s.epoch8
 
 	c := &s.cold[id]

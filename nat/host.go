@@ -26,6 +26,7 @@ type hosts struct {
 	seed        *seed
 	index       index
 	list        []host
+	refused     []uint32 // by host: new flows refused since it is known
 	free, fresh uint32
 	idle, tail  uint32 // queue of hosts without links whose bucket fills up
 	live        int
@@ -36,7 +37,10 @@ func (x *hosts) init(m *memory, s *seed, n int) (err error) {
 	if x.index.slots, err = table[uint64](m, n+n/3+8); err != nil {
 		return err
 	}
-	x.list, err = table[host](m, n+1)
+	if x.list, err = table[host](m, n+1); err != nil {
+		return err
+	}
+	x.refused, err = table[uint32](m, n+1)
 	x.fresh = 1
 	return err
 }
@@ -80,6 +84,7 @@ func (x *hosts) drop(id uint32) {
 	h := &x.list[id]
 	x.index.remove(x.hashOf(h.addr), id)
 	*h = host{next: x.free}
+	x.refused[id] = 0
 	x.free = id
 	x.live--
 }

@@ -28,4 +28,6 @@ type LinkInfo struct {
 	Inbound   bool // opened from outside (a redirect, a target, an endpoint-independent filter)
 	Packets   uint64
 	Bytes     uint64
+	Age       uint32 // ticks since it was made; wraps after 49 days
+	Idle      uint32 // ticks since its last packet
 }

@@ -73,8 +73,9 @@ const (
 type links struct {
 	lines []line // 2*id+direction
 	cold  []cold
-	free  uint32 // head of the list of ids that were used before, through cold.next
-	fresh uint32 // ids from here on were never used
+	born  []clock.Tick // when a link was made; only people ask
+	free  uint32       // head of the list of ids that were used before, through cold.next
+	fresh uint32       // ids from here on were never used
 	live  int
 
 	share   *LinkShare // nil: all of cold may be used
@@ -85,7 +86,10 @@ func (l *links) init(m *memory, n int) (err error) {
 	if l.lines, err = table[line](m, 2*(n+1)); err != nil {
 		return err
 	}
-	l.cold, err = table[cold](m, n+1)
+	if l.cold, err = table[cold](m, n+1); err != nil {
+		return err
+	}
+	l.born, err = table[clock.Tick](m, n+1)
 	l.fresh = 1
 	return err
 }

@@ -149,15 +149,22 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 		return
 	}
 	if why := s.admit(&n, now); why != reason.None {
+		s.blame(n.host)
 		s.refuse(p, why)
 		return
 	}
 	if why := s.choose(&n, rule, static, now); why != reason.None {
+		s.blame(n.host)
 		s.leaveHost(local.Addr, now)
 		s.refuse(p, why)
 		return
 	}
 	id := s.create(&n, now)
+	if rule != 0 && s.portKind(id) == portRule {
+		s.table.list[rule].hits++
+	} else if static != 0 {
+		s.table.list[static].hits++
+	}
 	if rule != 0 {
 		s.spend(rule)
 	}
@@ -441,6 +448,7 @@ func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
 	}
 	id := s.create(n, now)
 	if rule != 0 {
+		s.table.list[rule].hits++
 		s.spend(rule)
 	}
 	s.known(p, 2*id+1, now)

@@ -31,30 +31,13 @@ func (s *Shard) info(id uint32, now clock.Tick) LinkInfo {
 		ID: id, Proto: s.protoOf(id), Local: s.localOf(id), Alias: s.aliasOf(id), Remote: s.remoteOf(id),
 		State: s.cold[id].state, ExpiresIn: left, Worker: s.worker, Inbound: s.has(id, flagInbound),
 		Packets: lo.packets + li.packets, Bytes: lo.bytes + li.bytes,
+		Age: now.Since(s.born[id]), Idle: now.Since(s.last(id)),
 	}
 }
 
-// Links visits up to max records from cursor on (0: the start) and returns where to go on, 0 when all were seen. Visit may
-// stop by returning false; next then is the record after. Expired and dead links are left out. ExpiresIn counts from the last
-// Translate or Advance.
+// Links is Select of every link.
 func (s *Shard) Links(cursor uint32, max int, visit func(LinkInfo) bool) (next uint32) {
-	s.keeper.enter()
-	defer s.keeper.leave()
-	for id := cursor; id < s.fresh; id++ {
-		if max--; max < 0 {
-			return id
-		}
-		if id == 0 || !s.used(id) || s.gone(id, s.now) {
-			continue
-		}
-		if !visit(s.info(id, s.now)) {
-			if id+1 < s.fresh {
-				return id + 1
-			}
-			return 0
-		}
-	}
-	return 0
+	return s.Select(cursor, max, new(LinkFilter), visit)
 }
 
 // GroupLinks visits the links of one alias endpoint: by remote address and port where there are many of them, newest first among

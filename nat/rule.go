@@ -18,6 +18,7 @@ type rule struct {
 	remote Remote
 	locals []Local // one, or a pool
 	turn   uint32  // pool: next to take
+	hits   uint64  // links made by it
 
 	config  bool       // from SetRules; others were added at run time
 	inbound bool       // RedirectAddr.Inbound

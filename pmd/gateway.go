@@ -120,6 +120,24 @@ type WorkerStats struct {
 	Leaked     int64             `json:"frames_leaked"`
 	Routing    rtcache.Counters  `json:"rtcache"`          // attached next hops: hits, and misses by cause
 	PollGapsUS []uint64          `json:"poll_gap_us_log2"` // [i]: gaps of 2^i..2^(i+1)-1 microseconds
+	Rings      []RingStats       `json:"rings"`            // by port
+	Handoff    []RingLevel       `json:"handoff_rings"`    // to each other worker
+}
+
+// RingStats is how full the rings of one port are, in frames.
+type RingStats struct {
+	Port string `json:"port"`
+	Size int    `json:"size"` // of each ring
+	Fill uint64 `json:"fill"` // fill ring and the kernel's receive side
+	RX   uint64 `json:"rx"`   // received, not taken yet
+	TX   uint64 `json:"tx"`   // queued, not completed yet
+}
+
+// RingLevel is how full the ring of packets to another worker is.
+type RingLevel struct {
+	To   int `json:"to"`
+	Size int `json:"size"`
+	Used int `json:"used"`
 }
 
 // PortStats is one netdev's state and counters.
@@ -151,6 +169,7 @@ type DropStats struct {
 	Name   string        `json:"reason"`
 	Count  uint64        `json:"count"`
 	Help   string        `json:"help"`
+	Last   *Example      `json:"last"` // nil: a worker has ended no packet for it yet
 }
 
 // insideStats is what only the worker may read, copied between two bursts.
@@ -238,9 +257,17 @@ func (g *Gateway) stats(w *gatewayWorker, in insideStats) WorkerStats {
 	}
 	if g.mesh != nil {
 		s.Frames["handed-over"] = uint64(g.mesh.underWayFrom(s.Worker)) // in no worker's hands
+		for to, ring := range g.mesh.packets[s.Worker] {
+			if ring != nil {
+				s.Handoff = append(s.Handoff, RingLevel{To: to, Size: ring.Cap(), Used: ring.Len()})
+			}
+		}
 	}
 	for _, c := range in.sockets {
 		s.Sent += c.Completed
+	}
+	for i, f := range in.rings {
+		s.Rings = append(s.Rings, RingStats{Port: g.ports[i].name, Size: g.o.RingSize, Fill: f.Fill, RX: f.RX, TX: f.TX})
 	}
 	for i := range w.loop.gaps {
 		s.PollGapsUS = append(s.PollGapsUS, w.loop.gaps[i].Load())
@@ -324,6 +351,11 @@ func (g *Gateway) Drops() []DropStats {
 		}
 		at(reason.Held).Count += p.held.Load() // held now
 	}
+	if examples, err := g.Examples(); err == nil {
+		for r := reason.None + 1; r < reason.Count; r++ {
+			at(r).Last = examples[r]
+		}
+	}
 	g.life.RLock()
 	defer g.life.RUnlock()
 	if g.gone {
@@ -335,46 +367,6 @@ func (g *Gateway) Drops() []DropStats {
 		}
 	}
 	return list
-}
-
-// linkSlice is how many links a worker copies between two bursts.
-const linkSlice = 128
-
-// Links calls visit for links in bounded slices between bursts until it returns false or all were seen. visit runs on the
-// caller's goroutine: it may take its time.
-func (g *Gateway) Links(visit func(nat.LinkInfo) bool) error {
-	for _, w := range g.workers {
-		if more, err := w.links(visit); err != nil || !more {
-			return err
-		}
-	}
-	return nil
-}
-
-// links visits one worker's links; more is false when visit wants no more.
-func (w *gatewayWorker) links(visit func(nat.LinkInfo) bool) (more bool, err error) {
-	buffer := make([]nat.LinkInfo, 0, linkSlice)
-	for cursor := uint32(0); ; {
-		buffer = buffer[:0]
-		err := w.loop.Do(func(clock.Tick) bool {
-			cursor = w.shard.Links(cursor, linkSlice, func(l nat.LinkInfo) bool {
-				buffer = append(buffer, l)
-				return len(buffer) < cap(buffer)
-			})
-			return true
-		})
-		if err != nil {
-			return false, err
-		}
-		for i := range buffer {
-			if !visit(buffer[i]) {
-				return false, nil
-			}
-		}
-		if cursor == 0 {
-			return true, nil
-		}
-	}
 }
 
 // SetRTCache switches the attached next hops on or off at run time.

@@ -79,6 +79,8 @@ type Worker struct {
 	advanced clock.Tick     // when timers last had nothing left to do
 	released bool           // the shard may have packets to give back
 	peers    peers
+	examples examples
+	tick     clock.Tick // of this round
 }
 
 // port is a WorkerPort and the frames that wait for its transmit ring.
@@ -127,6 +129,7 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 // Poll does one round: timers, a burst from every port, packets that the shard lets go. It returns how much was done; 0
 // means that there was nothing. It allocates nothing and never blocks.
 func (w *Worker) Poll(now clock.Tick) (work int) {
+	w.tick = now
 	if now != w.advanced {
 		work += w.advance(now)
 	}
@@ -201,6 +204,7 @@ func (w *Worker) Due(now clock.Tick) (due clock.Tick, ok bool) {
 func (w *Worker) drop(addr uint64, data []byte, r reason.Reason, answered bool) {
 	w.c.reasons[r]++
 	w.c.dirty = true
+	w.examples.keep(r, data, w.tick)
 	if answered {
 		w.c.answered++
 	}
