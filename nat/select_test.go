@@ -175,7 +175,7 @@ func TestRedirectHits(t *testing.T) {
 		w.send(Outside, packet.Build{Src: ext1, SrcPort: uint16(1000 + i), Dst: pub1, DstPort: 443, Flags: packet.TCPSyn}.TCP(nil))
 		w.send(Outside, packet.Build{Src: ext1, SrcPort: uint16(1000 + i), Dst: pub1, DstPort: 443, Flags: packet.TCPAck}.TCP(nil)) // no new link
 	}
-	w.send(Inside, packet.Build{Src: prv2, SrcPort: 53, Dst: ext1, DstPort: 99}.UDP(nil))      // out by the redirect
+	w.send(Inside, packet.Build{Src: prv2, SrcPort: 53, Dst: ext1, DstPort: 99}.UDP(nil))     // out by the redirect
 	w.send(Inside, packet.Build{Src: prv1 + 7, SrcPort: 53, Dst: ext1, DstPort: 99}.UDP(nil)) // out by the address
 	w.send(Inside, packet.Build{Src: prv1, SrcPort: 5353, Dst: ext1, DstPort: 99}.UDP(nil))   // by none
 	hits := func() string {
