@@ -21,6 +21,7 @@ type Sample struct {
 	Pool     []PoolSample   // by alias address and row
 	Routes   rtcache.Stats
 	LinksMax int // limits.links
+	RingSize int // descriptors in each ring of a socket
 	RTCache  bool
 }
 
@@ -56,7 +57,7 @@ const rowSlice = 64
 // Sample reads everything once. Workers answer by their mailboxes, in slices between bursts; a worker that has ended gives
 // its last state, without the use of the pool.
 func (g *Gateway) Sample() Sample {
-	s := Sample{Drops: g.Drops(), Routes: g.table.Stats(), LinksMax: g.o.Limits.Links, RTCache: g.RTCache()}
+	s := Sample{Drops: g.Drops(), Routes: g.table.Stats(), LinksMax: g.o.Limits.Links, RingSize: g.o.RingSize, RTCache: g.RTCache()}
 	var in []insideStats
 	used := map[poolKey]int{}
 	for _, w := range g.workers {

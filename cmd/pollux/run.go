@@ -54,12 +54,20 @@ func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fail(statusUsage, err)
 	}
-	gateway, err := startGateway(cfg.Gateway())
+	scrapes, err := listenMetrics(cfg.Control().Metrics)
 	if err != nil {
 		listener.Close()
 		return fail(statusUsage, err)
 	}
-	server := control.Serve(listener, gateway, control.About{Version: buildVersion(), ConfigJSON: cfg.JSON(), ConfigYAML: cfg.YAML()})
+	gateway, err := startGateway(cfg.Gateway())
+	if err != nil {
+		listener.Close()
+		scrapes.Close()
+		return fail(statusUsage, err)
+	}
+	exporter := newExporter(gateway)
+	scrapes.Serve(exporter)
+	server := control.Serve(listener, gateway, control.About{Version: buildVersion(), ConfigJSON: cfg.JSON(), ConfigYAML: cfg.YAML(), Metrics: exporter})
 	logs.release()
 	fmt.Fprintln(stdout, readyLine(cfg, gateway))
 	if err := notify("READY=1"); err != nil {
@@ -80,7 +88,7 @@ func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 		os.Exit(statusRuntime)
 	}()
 	_ = notify("STOPPING=1")
-	return fail(statusRuntime, errors.Join(died, server.Close(), gateway.Stop()))
+	return fail(statusRuntime, errors.Join(died, server.Close(), scrapes.Close(), gateway.Stop()))
 }
 
 // startGateway lets the doctor look before anything is touched: its words say more than what a failing call would.

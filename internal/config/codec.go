@@ -201,6 +201,38 @@ func (c text) decode(s *settings, path string, n *node) error {
 
 func (c text) encode(s *settings) *node { return quoted(*c.at(s)) }
 
+// listenAddress is where something is served by TCP, or nothing.
+type listenAddress struct {
+	at func(*settings) *netip.AddrPort
+}
+
+func (c listenAddress) allowed() string {
+	return `"ADDRESS:PORT" as "127.0.0.1:9464" or "[::1]:9464", or ""`
+}
+
+func (c listenAddress) decode(s *settings, path string, n *node) error {
+	if err := n.is(scalar, path, c.allowed()); err != nil {
+		return err
+	}
+	if n.text == "" {
+		*c.at(s) = netip.AddrPort{}
+		return nil
+	}
+	a, err := netip.ParseAddrPort(n.text)
+	if err != nil || a.Port() == 0 || a.Addr().Zone() != "" {
+		return n.refuse(path, c.allowed())
+	}
+	*c.at(s) = a
+	return nil
+}
+
+func (c listenAddress) encode(s *settings) *node {
+	if a := *c.at(s); a.IsValid() {
+		return quoted(a.String())
+	}
+	return quoted("")
+}
+
 // ints is a list of small numbers written as "2-5,7".
 type ints struct {
 	at  func(*settings) *[]int

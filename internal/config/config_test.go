@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"pollux/internal/packet"
 	"pollux/nat"
@@ -68,7 +69,7 @@ nat:
     - {proto: 47, public: "203.0.113.1", local: "10.0.0.7"}
     - {proto: 47, public: "203.0.113.1", local: "10.0.0.8", remote: "198.51.100.7"}
 routing: {rtcache: false, reverse_path: loose, ipv6: kernel}
-control: {socket: /tmp/p.sock, mode: "0600", group: adm, metrics: ""}
+control: {socket: /tmp/p.sock, mode: "0600", group: adm, metrics: "[::1]:9464"}
 log: {syslog: "", ipfix: "", level: block}
 replay: {inside_mac: "02:00:00:00:00:0a", outside_mac: "02:00:00:00:01:0b", next_hop_mac: "02:00:00:00:00:0c", inside_address: "10.0.0.1", outside_address: "203.0.113.254",
          inside_networks: ["10.0.0.0/8"], inside_mtu: 9000, outside_mtu: 1492, any_mac: false}
@@ -87,7 +88,7 @@ func mustParse(t *testing.T, text string, use Use, args ...Arg) *Config {
 
 func diff(t *testing.T, got, want any) {
 	t.Helper()
-	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
+	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Prefix{}, netip.AddrPort{})); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
 }
@@ -154,7 +155,7 @@ func TestEveryKeyIsTaken(t *testing.T) {
 		Limits:      nat.Limits{Links: 100, LinksPerHost: 10, PortsPerHost: 20, NewLinksPerHost: 5, Fragments: 7},
 		ReversePath: rtcache.Loose,
 	})
-	diff(t, c.Control(), Control{Socket: "/tmp/p.sock", Mode: 0o600, Group: "adm"})
+	diff(t, c.Control(), Control{Socket: "/tmp/p.sock", Mode: 0o600, Group: "adm", Metrics: netip.MustParseAddrPort("[::1]:9464")})
 	diff(t, c.Replay(), Replay{
 		InsideMAC: [6]byte{2, 0, 0, 0, 0, 10}, OutsideMAC: [6]byte{2, 0, 0, 0, 1, 11}, NextHopMAC: [6]byte{2, 0, 0, 0, 0, 12},
 		InsideAddress: addr("10.0.0.1"), OutsideAddress: addr("203.0.113.254"),

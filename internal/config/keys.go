@@ -104,7 +104,7 @@ var keys = []key{
 	{path: "control.socket", flag: "control", help: "path of the control socket", codec: text{at: func(s *settings) *string { return &s.control.Socket }, what: "a path of 1 to 99 bytes", check: func(v string) bool { return v != "" && len(v) <= 99 }}},
 	{path: "control.mode", help: "permission bits of the control socket", codec: fileMode{}},
 	{path: "control.group", help: "group of the control socket", codec: text{at: func(s *settings) *string { return &s.control.Group }, what: `a group's name or number, or ""`, check: func(v string) bool { return len(v) <= 32 && !strings.ContainsAny(v, " :/") }}},
-	{path: "control.metrics", help: "address that serves metrics, as 127.0.0.1:9464", codec: text{at: func(s *settings) *string { return &s.metrics }, what: `"ADDRESS:PORT" or ""`, check: anyText}},
+	{path: "control.metrics", help: "address that serves metrics, as 127.0.0.1:9464; empty: the control socket alone", codec: listenAddress{func(s *settings) *netip.AddrPort { return &s.control.Metrics }}},
 
 	{path: "log.syslog", help: "where translation events go by syslog", codec: text{at: func(s *settings) *string { return &s.syslog }, what: `"udp://HOST:PORT" or ""`, check: anyText}},
 	{path: "log.ipfix", help: "where translation events go by IPFIX", codec: text{at: func(s *settings) *string { return &s.ipfix }, what: `"udp://HOST:PORT" or ""`, check: anyText}},

@@ -3,7 +3,6 @@ package config
 // notBuilt lists the keys whose feature is not there yet: they take their default and refuse any other value. A feature
 // that lands deletes its row.
 var notBuilt = []struct{ path, takes, what string }{
-	{"control.metrics", "", "serving metrics"},
 	{"log.syslog", "", "logging by syslog"},
 	{"log.ipfix", "", "logging by IPFIX"},
 	{"log.level", "block", "logging every session"},

@@ -34,7 +34,6 @@ type settings struct {
 	reversePath rtcache.ReversePathMode
 	ipv6Forward bool
 	control     Control
-	metrics     string
 	syslog      string
 	ipfix       string
 	logSessions bool
@@ -48,6 +47,8 @@ type Control struct {
 	Socket string // path of the unix socket
 	Mode   uint32 // permission bits
 	Group  string // owner group by name or number; "": the process's own
+
+	Metrics netip.AddrPort // where metrics are served by TCP; the zero value: nowhere
 }
 
 // Replay is the world that `pollux replay` plays captures in: there is no kernel and no netdev.

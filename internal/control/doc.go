@@ -17,6 +17,7 @@
 //	    ?limit=       at most so many; more tells whether others were left out
 //	GET /v1/rtcache   {"rtcache": bool}: whether next hops are attached to links
 //	PUT /v1/rtcache   the same object: switches it
+//	GET /metrics      all numbers in Prometheus's text format (docs/monitoring.md)
 //
 // A refused request has status 4xx or 5xx and {"error": "one line"}. A dump of links that breaks off (the gateway stops)
 // ends without its closing brackets, so that no client takes it for whole.

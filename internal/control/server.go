@@ -29,6 +29,7 @@ type About struct {
 	Version    any    // answered by /v1/version as JSON
 	ConfigJSON string // the effective configuration
 	ConfigYAML string
+	Metrics    http.Handler // answers GET /metrics; nil: there is none
 }
 
 const (
@@ -99,6 +100,9 @@ func Handler(g Gateway, about About) http.Handler {
 	mux.HandleFunc("GET /v1/links", a.links)
 	mux.HandleFunc("GET /v1/rtcache", func(w http.ResponseWriter, r *http.Request) { a.replyRTCache(w) })
 	mux.HandleFunc("PUT /v1/rtcache", a.setRTCache)
+	if about.Metrics != nil {
+		mux.Handle("GET /metrics", about.Metrics)
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Errorf("there is no %s %s", r.Method, r.URL.Path))
 	})

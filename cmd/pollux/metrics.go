@@ -1,0 +1,21 @@
+package main
+
+import (
+	"net/netip"
+
+	"pollux/internal/metrics"
+	"pollux/pmd"
+)
+
+// listenMetrics claims control.metrics; nil: metrics are served on the control socket alone.
+func listenMetrics(at netip.AddrPort) (*metrics.Server, error) {
+	if !at.IsValid() {
+		return nil, nil
+	}
+	return metrics.Listen(at)
+}
+
+func newExporter(g *pmd.Gateway) *metrics.Exporter {
+	v := buildVersion()
+	return metrics.New(g, metrics.Build{Version: v.Version, Revision: v.Revision, Go: v.Go})
+}
