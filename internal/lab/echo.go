@@ -197,9 +197,15 @@ func ServeTCP(n *Namespace, address string, handler func(net.Conn)) (net.Listene
 // Echo is a ServeTCP handler that sends back what it gets.
 func Echo(c net.Conn) { io.Copy(c, c) }
 
-// Tell is a ServeTCP handler that says name and the address it sees the caller come from, as "name addr:port\n".
+// Tell is a ServeTCP handler that says name and the address it sees the caller come from, as "name addr:port\n". What the
+// caller says is read to its end: closing with unread bytes would reset the connection under the answer.
 func Tell(name string) func(net.Conn) {
-	return func(c net.Conn) { fmt.Fprintf(c, "%s %s\n", name, c.RemoteAddr()) }
+	return func(c net.Conn) {
+		fmt.Fprintf(c, "%s %s\n", name, c.RemoteAddr())
+		c.(*net.TCPConn).CloseWrite()
+		c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		io.Copy(io.Discard, c)
+	}
 }
 
 // Ask connects from a namespace and returns what a Tell server there says: its name and the address it saw.
