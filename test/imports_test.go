@@ -17,7 +17,7 @@ type layer struct {
 }
 
 var (
-	leaves = []string{"internal/reason", "internal/clock", "internal/cpu", "internal/offheap"}
+	leaves = []string{"internal/reason", "internal/clock", "internal/cpu", "internal/offheap", "internal/rss"}
 	low    = append(slices.Clone(leaves), "internal/packet")
 	below  = append(slices.Clone(low), "lport", "rings", "nat", "rtcache", "pmd", "internal/doctor")
 	upper  = []string{"internal/config", "internal/control", "internal/metrics", "internal/replay", "internal/lab", "internal/demo"}
