@@ -14,8 +14,7 @@ type Network struct {
 // Has reports whether an address lies in the network, or the zero Network asks nothing.
 func (n *Network) Has(a packet.Addr) bool { return !n.Valid || a&n.Mask == n.Base }
 
-// LinkFilter picks links. Its zero value picks all. It is evaluated on the records, so that links that don't match are not
-// copied. Ages are in ticks.
+// LinkFilter picks links. Its zero value picks all. Ages are in ticks.
 type LinkFilter struct {
 	Any                  Network // either end or the alias address
 	Local, Alias, Remote Network
@@ -33,25 +32,22 @@ type LinkFilter struct {
 // All reports whether the filter picks every link.
 func (f *LinkFilter) All() bool { return *f == LinkFilter{} }
 
-// picks reports whether a link matches.
-func (s *Shard) picks(f *LinkFilter, id uint32, now clock.Tick) bool {
-	proto := s.protoOf(id)
-	if f.ByProto && proto != f.Proto || f.ByState && s.cold[id].state != f.State ||
-		f.Inbound && !s.has(id, flagInbound) || f.Outbound && s.has(id, flagInbound) {
+// Picks reports whether a link matches.
+func (f *LinkFilter) Picks(l *LinkInfo) bool {
+	ports := protoIndex(l.Proto) != 3
+	switch {
+	case f.ByProto && l.Proto != f.Proto, f.ByState && l.State != f.State, f.Inbound && !l.Inbound, f.Outbound && l.Inbound:
+		return false
+	case f.ByPort && !(ports && (l.Local.Port == f.Port || l.Alias.Port == f.Port || l.Proto != packet.ProtoICMP && l.Remote.Port == f.Port)):
+		return false
+	case !f.Local.Has(l.Local.Addr), !f.Alias.Has(l.Alias.Addr), !f.Remote.Has(l.Remote.Addr):
+		return false
+	case !f.Any.Has(l.Local.Addr) && !f.Any.Has(l.Alias.Addr) && !f.Any.Has(l.Remote.Addr):
+		return false
+	case f.Older != 0 && l.Age < f.Older, f.Younger != 0 && l.Age > f.Younger:
 		return false
 	}
-	local, alias, remote := s.localOf(id), s.aliasOf(id), s.remoteOf(id)
-	switch age := now.Since(s.born[id]); {
-	case f.ByPort && (protoIndex(proto) == 3 || local.Port != f.Port && alias.Port != f.Port && (proto == packet.ProtoICMP || remote.Port != f.Port)):
-		return false
-	case !f.Local.Has(local.Addr), !f.Alias.Has(alias.Addr), !f.Remote.Has(remote.Addr):
-		return false
-	case f.Any.Valid && !f.Any.Has(local.Addr) && !f.Any.Has(alias.Addr) && !f.Any.Has(remote.Addr):
-		return false
-	case f.Older != 0 && age < f.Older, f.Younger != 0 && age > f.Younger:
-		return false
-	}
-	return f.Idle == 0 || now.Since(s.last(id)) >= f.Idle
+	return f.Idle == 0 || l.Idle >= f.Idle
 }
 
 // Select visits the links that f picks among max records from cursor on (0: the start) and returns where to go on, 0 when
@@ -64,10 +60,10 @@ func (s *Shard) Select(cursor uint32, max int, f *LinkFilter, visit func(LinkInf
 		if max--; max < 0 {
 			return id
 		}
-		if id == 0 || !s.used(id) || s.gone(id, s.now) || !s.picks(f, id, s.now) {
+		if id == 0 || !s.used(id) || s.gone(id, s.now) {
 			continue
 		}
-		if !visit(s.info(id, s.now)) {
+		if l := s.info(id, s.now); f.Picks(&l) && !visit(l) {
 			if id+1 < s.fresh {
 				return id + 1
 			}
@@ -86,7 +82,10 @@ func (s *Shard) DeleteSome(cursor uint32, max, most int, f *LinkFilter, now cloc
 		if max--; max < 0 || n == most {
 			return n, id
 		}
-		if id != 0 && s.used(id) && !s.gone(id, now) && s.picks(f, id, now) {
+		if id == 0 || !s.used(id) || s.gone(id, now) {
+			continue
+		}
+		if l := s.info(id, now); f.Picks(&l) {
 			s.counters.Deleted++
 			s.remove(id, now)
 			n++

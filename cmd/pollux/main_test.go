@@ -20,8 +20,10 @@ import (
 	"pollux/internal/control"
 	"pollux/internal/packet"
 	"pollux/internal/reason"
+	"pollux/lport"
 	"pollux/nat"
 	"pollux/pmd"
+	"pollux/rtcache"
 )
 
 // binary is the program under test, built once.
@@ -112,7 +114,16 @@ func TestRefusals(t *testing.T) {
 		{[]string{"show", "links", "--limit", "-1"}, 2, "--limit: must not be negative"},
 		{[]string{"show", "links", "--control", none, "-c", ok}, 2, "--control: is given besides -c"},
 		{[]string{"show", "drops", "-c", bad}, 2, bad + ":3:17: "},
-		{[]string{"show", "flows"}, 2, `pollux show: no such command "flows"; allowed: links, workers`},
+		{[]string{"show", "flows"}, 2, `pollux show: no such command "flows"; allowed: links, hosts`},
+		{[]string{"show", "links", "--sort", "size"}, 2, `--sort: is "size"; allowed: FIELD or FIELD,desc, with FIELD one of age, alias, bytes`},
+		{[]string{"show", "links", "--sort", "age", "--limit", "100001"}, 2, "--limit: is 100001; allowed with --sort: up to 100000"},
+		{[]string{"show", "links", "--older", "soon"}, 2, `--older is "soon"; allowed: a duration`},
+		{[]string{"show", "links", "--watch", "1ms"}, 2, "--watch: is 1ms; allowed"},
+		{[]string{"show", "pool", "--times", "2"}, 2, "--times: is given without --watch"},
+		{[]string{"show", "hosts", "--address", "x", "--control", none}, 1, "no gateway answers"},
+		{[]string{"delete", "links"}, 2, "delete links: nothing says which; allowed: a filter as --local 10.0.0.7, or --all"},
+		{[]string{"delete", "links", "--all", "--port", "5"}, 2, "--all: is given besides a filter"},
+		{[]string{"delete", "links", "--port", "x"}, 2, `--port is "x"; allowed`},
 		{[]string{"rtcache", "maybe"}, 2, `pollux rtcache: no such command "maybe"; allowed: on, off`},
 		{[]string{"rtcache", "--control", none, "off"}, 1, "no gateway answers on " + none},
 		{[]string{"perf", "l2fwd"}, 2, "--inside: needed"},
@@ -261,7 +272,11 @@ func TestReplay(t *testing.T) {
 }
 
 // showGateway is a gateway with something to show.
-type showGateway struct{ rtcache bool }
+type showGateway struct {
+	control.Gateway // what no test shows
+	rtcache         bool
+	deleted         *nat.LinkFilter
+}
 
 func (*showGateway) Workers() []pmd.WorkerStats {
 	return []pmd.WorkerStats{{Worker: 0, Core: 3, Received: 12345, Frames: map[string]uint64{"free": 7, "fill": 9}}}
@@ -272,15 +287,48 @@ func (*showGateway) Ports() []pmd.PortStats {
 func (*showGateway) Drops() []pmd.DropStats {
 	return []pmd.DropStats{{Name: "no-port", Count: 3, Help: "no port"}, {Name: "held", Help: "still held"}}
 }
-func (*showGateway) Links(visit func(nat.LinkInfo) bool) error {
+func (*showGateway) CheckWorker(int) error { return nil }
+func (*showGateway) SelectLinks(_ int, f *nat.LinkFilter, visit func(*nat.LinkInfo) bool) error {
 	for i := range 3 {
 		l := nat.LinkInfo{ID: uint32(i), Proto: packet.ProtoTCP, Local: nat.Local{Addr: address("10.0.0.1"), Port: uint16(1000 + i)},
-			Alias: nat.Alias{Addr: address("203.0.113.1"), Port: 5}, Remote: nat.Remote{Addr: address("198.51.100.1"), Port: 443}, State: nat.Opening, ExpiresIn: 60_000}
-		if !visit(l) {
+			Alias: nat.Alias{Addr: address("203.0.113.1"), Port: 5}, Remote: nat.Remote{Addr: address("198.51.100.1"), Port: 443}, State: nat.Opening, ExpiresIn: 60_000,
+			Packets: uint64(10 - i*i%3)}
+		if f.Picks(&l) && !visit(&l) {
 			return nil
 		}
 	}
 	return nil
+}
+func (g *showGateway) DeleteLinks(_ int, f *nat.LinkFilter) (int, error) {
+	g.deleted = f
+	return 3, nil
+}
+func (*showGateway) Hosts(_ int, within *nat.Network, visit func(*nat.HostInfo) bool) error {
+	visit(&nat.HostInfo{Addr: address("10.0.0.1"), Alias: address("203.0.113.1"), Links: 3, Refused: 77, Ports: -1, Blocks: 2})
+	return nil
+}
+func (*showGateway) Peers(visit func(*pmd.PeerInfo) bool) error {
+	visit(&pmd.PeerInfo{CacheInfo: lport.CacheInfo{Alias: address("203.0.113.1"), Row: lport.RowUDP, Peer: lport.Peer{Addr: address("198.51.100.1"), Port: 53}, Ports: 88}})
+	return nil
+}
+func (*showGateway) Blocks(visit func(*pmd.BlockInfo) bool) error {
+	visit(&pmd.BlockInfo{BlockInfo: lport.BlockInfo{Alias: address("203.0.113.1"), Host: address("10.0.0.1"), Low: 1024, High: 1087, Resting: true}, Ticks: 5000})
+	return nil
+}
+func (*showGateway) Redirects() ([]pmd.RedirectInfo, error) {
+	return []pmd.RedirectInfo{{RedirectInfo: nat.RedirectInfo{ID: 9, Kind: "port", Proto: packet.ProtoTCP, Public: nat.Alias{Port: 443},
+		Local: []nat.Local{{Addr: address("10.0.0.1"), Port: 80}}, Config: true, Hits: 66}, Turns: []uint64{66}}}, nil
+}
+func (*showGateway) Pool() ([]pmd.PoolInfo, error) {
+	return []pmd.PoolInfo{{Addr: "203.0.113.1", Rows: []pmd.PoolRow{{Name: "tcp", Ports: 64512, Free: 64500, Kernel: 2, Publish: 3, Owned: []int{7, 0}, Used: []int{5, 0}, Caches: []int{1, 1}}}}}, nil
+}
+func (*showGateway) Table() *rtcache.Table {
+	t, err := rtcache.NewStatic(rtcache.StaticOptions{Ports: []rtcache.Port{{Name: "eth1", Inside: true, MTU: 1500}, {Name: "eth0", MTU: 1500}},
+		NextHops: [][6]byte{{2}, {2}}, Routes: []rtcache.StaticRoute{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Port: 0}}})
+	if err != nil {
+		panic(err)
+	}
+	return t
 }
 func (g *showGateway) SetRTCache(on bool) { g.rtcache = on }
 func (g *showGateway) RTCache() bool      { return g.rtcache }
@@ -304,6 +352,27 @@ func TestShow(t *testing.T) {
 		{"show links --port 1002", []string{"10.0.0.1:1002"}, "10.0.0.1:1001"},
 		{"show links --proto udp", []string{"PROTO"}, "tcp"},
 		{"show links --json --limit 1", []string{`"local":"10.0.0.1:1000"`, `"more":true`}, "10.0.0.1:1001"},
+		{"show links --sort packets", []string{"10.0.0.1:1002"}, ""},
+		{"show links --sort local,desc --limit 1", []string{"10.0.0.1:1002", "1 links shown, there are more"}, "10.0.0.1:1001"},
+		{"show links --sort local,desc --limit 1 --json", []string{`"local":"10.0.0.1:1002"`, `"more":true`}, "10.0.0.1:1001"},
+		{"show links --watch 100ms --times 3 --json --limit 1", []string{"}\n{", `"more":true`}, ""},
+		{"show links --younger 5m --local 10.0.0.0/24 --opened out", []string{"10.0.0.1:1001"}, ""},
+		{"show links --older 5m", []string{"PROTO"}, "tcp"},
+		{"show hosts", []string{"10.0.0.1", "77", "203.0.113.1"}, ""},
+		{"show hosts --address 10.0.0.1 --json", []string{`"ports":1`, `"blocks":2`}, ""}, // one alias port of three links
+		{"show hosts --json", []string{`"ports":null`}, ""},
+		{"show peers", []string{"udp", "198.51.100.1:53", "88"}, ""},
+		{"show peers --address 198.51.100.2", []string{"PEER"}, "88"},
+		{"show blocks", []string{"1024-1087", "resting", "5s"}, ""},
+		{"show redirects", []string{"tcp", "default:443", "10.0.0.1:80", "config", "66"}, ""},
+		{"show pool", []string{"203.0.113.1", "64500", "7 (5), 0 (0)"}, ""},
+		{"show pool --json", []string{`"free":64500`, `"owned":[7,0]`}, ""},
+		{"show routes", []string{"10.0.0.0/8", "eth1", "unicast"}, ""},
+		{"show routes --within 10.0.0.0/8 --json", []string{`"prefix":"10.0.0.0/8"`}, "0.0.0.0/0\""},
+		{"show routes --to 10.1.2.3", []string{"10.0.0.0/8"}, "0.0.0.0/0 "},
+		{"show hops", []string{"ADDRESS"}, ""},
+		{"delete links --local 10.0.0.1", []string{"3 links deleted"}, ""},
+		{"delete links --all --json", []string{`{"deleted":3}`}, ""},
 		{"show workers", []string{"12345", "fill 9, free 7"}, ""},
 		{"show workers --json", []string{`"received":12345`}, "RECEIVED"},
 		{"show ports", []string{"eth1", "up", "native", "0,1", "42"}, ""},
@@ -338,8 +407,8 @@ func TestShow(t *testing.T) {
 	if r := pollux(t, "show", "drops", "-c", file(t, "c.yaml", good+"control: {socket: "+socket+"}\n")); r.status != 0 || !strings.Contains(r.out, "no-port") {
 		t.Errorf("%+v", r)
 	}
-	// A filter that the gateway refuses is one line too.
-	if r := pollux(t, "show", "links", "--state", "dead", "--control", socket); r.status != 1 || r.out != "" || !strings.Contains(r.errOut, `state is "dead"; allowed: opening`) {
+	// A bad filter is one line, and nothing is asked.
+	if r := pollux(t, "show", "links", "--state", "dead", "--control", socket); r.status != 2 || r.out != "" || !strings.Contains(r.errOut, `state is "dead"; allowed: opening`) {
 		t.Errorf("%+v", r)
 	}
 	// A busy socket stops a second gateway before it touches anything, and names the first.

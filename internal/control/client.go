@@ -69,8 +69,9 @@ func (c *Client) explain(err error) error {
 	return fmt.Errorf("control socket %s: %w", c.path, why)
 }
 
-func (c *Client) get(ctx context.Context, path string, into any) error {
-	body, err := c.Raw(ctx, path, nil)
+// Get asks for an answer that is small enough to be read whole.
+func (c *Client) Get(ctx context.Context, path string, q url.Values, into any) error {
+	body, err := c.Raw(ctx, path, q)
 	if err != nil {
 		return err
 	}
@@ -84,66 +85,90 @@ func (c *Client) get(ctx context.Context, path string, into any) error {
 // Workers returns every worker's counters.
 func (c *Client) Workers(ctx context.Context) ([]pmd.WorkerStats, error) {
 	var out struct{ Workers []pmd.WorkerStats }
-	err := c.get(ctx, "/v1/workers", &out)
+	err := c.Get(ctx, "/v1/workers", nil, &out)
 	return out.Workers, err
 }
 
 // Ports returns every port's state and counters.
 func (c *Client) Ports(ctx context.Context) ([]pmd.PortStats, error) {
 	var out struct{ Ports []pmd.PortStats }
-	err := c.get(ctx, "/v1/ports", &out)
+	err := c.Get(ctx, "/v1/ports", nil, &out)
 	return out.Ports, err
 }
 
 // Drops returns every reason with its count.
 func (c *Client) Drops(ctx context.Context) ([]pmd.DropStats, error) {
 	var out struct{ Drops []pmd.DropStats }
-	err := c.get(ctx, "/v1/drops", &out)
+	err := c.Get(ctx, "/v1/drops", nil, &out)
 	return out.Drops, err
 }
 
 // Links calls visit for every link of the dump as it arrives, until visit returns an error. more tells that a limit left
 // links out.
 func (c *Client) Links(ctx context.Context, f Filter, visit func(*Link) error) (more bool, err error) {
-	body, err := c.Raw(ctx, "/v1/links", f.Query())
+	return List(ctx, c, "/v1/links", f.Query(), visit)
+}
+
+// DeleteLinks ends the links that a filter picks, or with all every link, and returns how many there were.
+func (c *Client) DeleteLinks(ctx context.Context, f Filter, all bool) (deleted int, err error) {
+	q := f.Query()
+	if all {
+		q.Set("all", "true")
+	}
+	body, err := c.do(ctx, http.MethodDelete, "/v1/links", q, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	var out struct{ Deleted int }
+	if err := json.NewDecoder(body).Decode(&out); err != nil {
+		return 0, fmt.Errorf("control socket %s: the answer was cut off: %w", c.path, err)
+	}
+	return out.Deleted, nil
+}
+
+// List calls visit for every entry of a list as it arrives, until visit returns an error. more tells that a limit left some
+// out.
+func List[T any](ctx context.Context, c *Client, path string, q url.Values, visit func(*T) error) (more bool, err error) {
+	body, err := c.Raw(ctx, path, q)
 	if err != nil {
 		return false, err
 	}
 	defer body.Close()
 	d := json.NewDecoder(body)
-	for range 3 { // { "links" [
+	for range 3 { // { NAME [
 		if _, err := d.Token(); err != nil {
-			return false, c.cut(err)
+			return false, c.cut(path, err)
 		}
 	}
 	for d.More() {
-		var l Link
-		if err := d.Decode(&l); err != nil {
-			return false, c.cut(err)
+		var entry T
+		if err := d.Decode(&entry); err != nil {
+			return false, c.cut(path, err)
 		}
-		if err := visit(&l); err != nil {
+		if err := visit(&entry); err != nil {
 			return false, err
 		}
 	}
 	for range 2 { // ] "more"
 		if _, err := d.Token(); err != nil {
-			return false, c.cut(err)
+			return false, c.cut(path, err)
 		}
 	}
 	if err := d.Decode(&more); err != nil {
-		return false, c.cut(err)
+		return false, c.cut(path, err)
 	}
 	return more, nil
 }
 
-func (c *Client) cut(err error) error {
-	return fmt.Errorf("control socket %s: the list of links broke off: %w", c.path, err)
+func (c *Client) cut(path string, err error) error {
+	return fmt.Errorf("control socket %s: the answer to %s broke off: %w", c.path, path, err)
 }
 
 // RTCache reports whether next hops are attached to links.
 func (c *Client) RTCache(ctx context.Context) (bool, error) {
 	var out struct{ RTCache bool }
-	err := c.get(ctx, "/v1/rtcache", &out)
+	err := c.Get(ctx, "/v1/rtcache", nil, &out)
 	return out.RTCache, err
 }
 

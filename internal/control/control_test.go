@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -26,6 +27,7 @@ import (
 
 // fakeGateway shows made-up numbers and generates links instead of holding them.
 type fakeGateway struct {
+	Gateway // what no test asks
 	workers []pmd.WorkerStats
 	ports   []pmd.PortStats
 	drops   []pmd.DropStats
@@ -33,23 +35,48 @@ type fakeGateway struct {
 	link    func(i int) nat.LinkInfo
 	linkErr error // what Links returns after the last link
 	rtcache bool
+	growing bool // drops
 	visited atomic.Int64
 }
 
 func (f *fakeGateway) Workers() []pmd.WorkerStats { return f.workers }
 func (f *fakeGateway) Ports() []pmd.PortStats     { return f.ports }
-func (f *fakeGateway) Drops() []pmd.DropStats     { return f.drops }
-func (f *fakeGateway) SetRTCache(on bool)         { f.rtcache = on }
-func (f *fakeGateway) RTCache() bool              { return f.rtcache }
+func (f *fakeGateway) Drops() []pmd.DropStats {
+	list := slices.Clone(f.drops)
+	if f.growing {
+		f.drops[0].Count += 1000
+	}
+	return list
+}
+func (f *fakeGateway) SetRTCache(on bool) { f.rtcache = on }
+func (f *fakeGateway) RTCache() bool      { return f.rtcache }
 
-func (f *fakeGateway) Links(visit func(nat.LinkInfo) bool) error {
+func (f *fakeGateway) CheckWorker(worker int) error {
+	if worker > 3 {
+		return fmt.Errorf("worker is %d; allowed: 0 to 3", worker)
+	}
+	return nil
+}
+
+func (f *fakeGateway) SelectLinks(worker int, filter *nat.LinkFilter, visit func(*nat.LinkInfo) bool) error {
+	var l nat.LinkInfo
 	for i := range f.links {
 		f.visited.Add(1)
-		if !visit(f.link(i)) {
+		l = f.link(i)
+		if (worker < 0 || l.Worker == worker) && filter.Picks(&l) && !visit(&l) {
 			return nil
 		}
 	}
 	return f.linkErr
+}
+
+func (f *fakeGateway) DeleteLinks(worker int, filter *nat.LinkFilter) (n int, err error) {
+	for i := range f.links {
+		if l := f.link(i); (worker < 0 || l.Worker == worker) && filter.Picks(&l) {
+			n++
+		}
+	}
+	return n, f.linkErr
 }
 
 func addr(s string) packet.Addr { return packet.AddrFrom(netip.MustParseAddr(s)) }
@@ -57,7 +84,7 @@ func addr(s string) packet.Addr { return packet.AddrFrom(netip.MustParseAddr(s))
 // four links, one of each kind.
 var kinds = []nat.LinkInfo{
 	{ID: 1, Proto: packet.ProtoTCP, Local: nat.Local{Addr: addr("10.0.0.1"), Port: 1000}, Alias: nat.Alias{Addr: addr("203.0.113.1"), Port: 2000},
-		Remote: nat.Remote{Addr: addr("198.51.100.1"), Port: 443}, State: nat.Established, ExpiresIn: 7_440_000, Packets: 7, Bytes: 800},
+		Remote: nat.Remote{Addr: addr("198.51.100.1"), Port: 443}, State: nat.Established, ExpiresIn: 7_440_000, Packets: 7, Bytes: 800, Age: 61_999, Idle: 1500},
 	{ID: 2, Proto: packet.ProtoUDP, Local: nat.Local{Addr: addr("10.0.0.2"), Port: 53}, Alias: nat.Alias{Addr: addr("203.0.113.1"), Port: 53},
 		Remote: nat.Remote{Addr: addr("198.51.100.2"), Port: 9999}, State: nat.Active, ExpiresIn: 1, Inbound: true, Worker: 3},
 	{ID: 3, Proto: packet.ProtoICMP, Local: nat.Local{Addr: addr("10.0.0.1"), Port: 77}, Alias: nat.Alias{Addr: addr("203.0.113.2"), Port: 78},
@@ -92,7 +119,7 @@ func start(t *testing.T, g Gateway) (*Client, *Server, string) {
 // AppendLink writes what json would write of a Link, for every kind.
 func TestAppendLink(t *testing.T) {
 	want := []Link{
-		{Proto: "tcp", Local: "10.0.0.1:1000", Alias: "203.0.113.1:2000", Remote: "198.51.100.1:443", State: "established", ExpiresIn: 7440, ID: 1, Packets: 7, Bytes: 800},
+		{Proto: "tcp", Local: "10.0.0.1:1000", Alias: "203.0.113.1:2000", Remote: "198.51.100.1:443", State: "established", ExpiresIn: 7440, ID: 1, Packets: 7, Bytes: 800, Age: 61, Idle: 1},
 		{Proto: "udp", Local: "10.0.0.2:53", Alias: "203.0.113.1:53", Remote: "198.51.100.2:9999", State: "active", ExpiresIn: 1, Worker: 3, ID: 2, Inbound: true},
 		{Proto: "icmp", Local: "10.0.0.1:77", Alias: "203.0.113.2:78", Remote: "198.51.100.1:78", State: "active", ExpiresIn: 60, ID: 3},
 		{Proto: "47", Local: "10.0.0.4", Alias: "203.0.113.1", Remote: "198.51.100.4", State: "active", ExpiresIn: 60, ID: 4},
@@ -172,6 +199,19 @@ func TestLinksFilter(t *testing.T) {
 		{Filter{State: "established"}, "1", false},
 		{Filter{State: "active", Proto: "udp", Address: "10.0.0.2", Port: "53", Limit: 1}, "2", false},
 		{Filter{Address: "10.0.0.1", Limit: 1}, "1", true},
+		{Filter{Local: "10.0.0.0/30"}, "1 2 3", false},
+		{Filter{Local: "203.0.113.1"}, "", false},
+		{Filter{Alias: "203.0.113.2"}, "3", false},
+		{Filter{Remote: "198.51.100.1", Alias: "203.0.113.1"}, "1", false},
+		{Filter{Address: "0.0.0.0/0"}, "1 2 3 4", false},
+		{Filter{Opened: "in"}, "2", false},
+		{Filter{Opened: "out", Proto: "icmp"}, "3", false},
+		{Filter{Worker: "3"}, "2", false},
+		{Filter{Older: "1m"}, "1", false},
+		{Filter{Older: "1m2s"}, "", false},
+		{Filter{Younger: "1m"}, "2 3 4", false},
+		{Filter{Idle: "1500ms"}, "1", false},
+		{Filter{Idle: "1501ms"}, "", false},
 	} {
 		client, _, _ := start(t, kindsGateway())
 		var ids []string
@@ -192,13 +232,32 @@ func TestRefusals(t *testing.T) {
 		status               int
 		want                 string
 	}{
-		{"GET", "/v1/links?adress=1", "", 400, `unknown parameter "adress"; allowed: address, port, proto, state, limit`},
+		{"GET", "/v1/links?adress=1", "", 400, `unknown parameter "adress"; allowed: address, local, alias, remote, port, proto, state, opened, worker, older, younger, idle, limit`},
 		{"GET", "/v1/links?address=x", "", 400, "address is"},
 		{"GET", "/v1/links?address=2001:db8::1", "", 400, "IPv4"},
 		{"GET", "/v1/links?port=65536", "", 400, "port is"},
 		{"GET", "/v1/links?proto=sctp", "", 400, "proto is"},
 		{"GET", "/v1/links?state=dead", "", 400, "state is"},
 		{"GET", "/v1/links?limit=0", "", 400, "limit is"},
+		{"GET", "/v1/links?all=true", "", 400, `unknown parameter "all"`},
+		{"GET", "/v1/links?worker=4", "", 400, "worker is 4; allowed: 0 to 3"},
+		{"GET", "/v1/links?worker=-1", "", 400, "worker is"},
+		{"GET", "/v1/links?opened=up", "", 400, "opened is"},
+		{"GET", "/v1/links?older=5", "", 400, "older is"},
+		{"GET", "/v1/links?idle=0s", "", 400, "idle is"},
+		{"GET", "/v1/links?older=2h&younger=1h", "", 400, "older is longer than younger"},
+		{"GET", "/v1/links?older=900h", "", 400, "older is"},
+		{"DELETE", "/v1/links", "", 400, "nothing says which links; allowed: a filter, or all=true"},
+		{"DELETE", "/v1/links?all=false", "", 400, "all is"},
+		{"DELETE", "/v1/links?all=true&port=1", "", 400, "all=true is given besides a filter"},
+		{"DELETE", "/v1/links?limit=5&port=1", "", 400, `unknown parameter "limit"`},
+		{"GET", "/v1/hosts?address=x", "", 400, "address is"},
+		{"GET", "/v1/peers?worker=1", "", 400, `unknown parameter "worker"; allowed: address, limit`},
+		{"GET", "/v1/pool?x=1", "", 400, `unknown parameter "x"; allowed: none`},
+		{"GET", "/v1/routes?within=10.0.0.1/8", "", 400, "within is"},
+		{"GET", "/v1/routes?to=x", "", 400, "to is"},
+		{"GET", "/v1/routes?to=10.0.0.1&within=10.0.0.0/8", "", 400, "to is given besides within"},
+		{"GET", "/v1/drops?interval=1h", "", 400, "interval is"},
 		{"GET", "/v1/links?limit=1&limit=2", "", 400, "given 2 times"},
 		{"GET", "/v1/config?format=xml", "", 400, "json or yaml"},
 		{"GET", "/v2/links", "", 404, "there is no GET /v2/links"},
@@ -234,7 +293,51 @@ func TestEmpty(t *testing.T) {
 	}
 }
 
-// A dump of a million links is the right length and needs no more memory than one of a thousand.
+// Links are deleted by the same filter.
+func TestDeleteLinks(t *testing.T) {
+	client, _, _ := start(t, kindsGateway())
+	for _, c := range []struct {
+		f   Filter
+		all bool
+		n   int
+	}{
+		{Filter{Address: "10.0.0.1"}, false, 2}, {Filter{Worker: "3"}, false, 1}, {Filter{Proto: "47", Port: "1"}, false, 0}, {Filter{}, true, 4},
+	} {
+		if n, err := client.DeleteLinks(context.Background(), c.f, c.all); err != nil || n != c.n {
+			t.Errorf("%+v: %d %v, want %d", c.f, n, err, c.n)
+		}
+	}
+	g := kindsGateway()
+	g.linkErr = errors.New("the gateway stops")
+	client, _, _ = start(t, g)
+	if _, err := client.DeleteLinks(context.Background(), Filter{Proto: "tcp"}, false); err == nil || !strings.Contains(err.Error(), "1 links were deleted, then: the gateway stops") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Rates are what was counted between two samples.
+func TestDropRates(t *testing.T) {
+	g := kindsGateway()
+	h := Handler(g, about)
+	ask := func(target string) (list []Drop) {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", target, nil))
+		var out struct{ Drops []Drop }
+		if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil || w.Code != 200 {
+			t.Fatalf("%v in %s", err, w.Body)
+		}
+		return out.Drops
+	}
+	if list := ask("/v1/drops"); list[0].Rate != nil || list[0].Count != 5 {
+		t.Errorf("%+v", list[0])
+	}
+	g.growing = true
+	if list := ask("/v1/drops?interval=10ms"); list[0].Rate == nil || *list[0].Rate <= 0 || list[1].Rate == nil || *list[1].Rate != 0 {
+		t.Errorf("%+v", list)
+	}
+}
+
+// A dump of four million links is the right length and needs no more memory than one of a thousand.
 func TestLinksStream(t *testing.T) {
 	g := kindsGateway()
 	g.link = func(i int) nat.LinkInfo { l := kinds[i%len(kinds)]; l.ID = uint32(i); return l }
@@ -258,9 +361,9 @@ func TestLinksStream(t *testing.T) {
 		}
 		return after.TotalAlloc - before.TotalAlloc
 	}
-	small, large := dump(1000), dump(1_000_000)
-	if large > small+8<<20 { // 180 MB went over the socket
-		t.Errorf("1000 links: %d bytes allocated; 1000000: %d", small, large)
+	small, large := dump(1000), dump(4_000_000)
+	if large > small+32<<20 { // 800 MB went over the socket
+		t.Errorf("1000 links: %d bytes allocated; 4000000: %d", small, large)
 	}
 }
 

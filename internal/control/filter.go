@@ -1,20 +1,54 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
+	"time"
 
+	"pollux/internal/clock"
 	"pollux/internal/packet"
 	"pollux/nat"
 )
 
+// Filter picks links, as people and the API's parameters write it; its zero value picks all.
+type Filter struct {
+	Address string // an address or network: of either end, or the alias address
+	Local   string // of the inside host
+	Alias   string
+	Remote  string
+	Port    string // any of the three, or an ICMP id
+	Proto   string
+	State   string
+	Opened  string // out | in
+	Worker  string
+	Older   string // a duration: made at least so long ago
+	Younger string // made at most so long ago
+	Idle    string // no packet for at least so long
+	Limit   int    // 0: no limit
+}
+
+// FilterNames are the parameters that pick links.
+var FilterNames = []string{"address", "local", "alias", "remote", "port", "proto", "state", "opened", "worker", "older", "younger", "idle"}
+
+// field is the filter's part that a parameter fills.
+func (f *Filter) field(name string) *string {
+	return map[string]*string{"address": &f.Address, "local": &f.Local, "alias": &f.Alias, "remote": &f.Remote, "port": &f.Port, "proto": &f.Proto,
+		"state": &f.State, "opened": &f.Opened, "worker": &f.Worker, "older": &f.Older, "younger": &f.Younger, "idle": &f.Idle}[name]
+}
+
+// Set fills in the part that a parameter names.
+func (f *Filter) Set(name, value string) { *f.field(name) = value }
+
 // Query writes a filter as the API's parameters.
 func (f Filter) Query() url.Values {
 	q := url.Values{}
-	for name, value := range map[string]string{"address": f.Address, "port": f.Port, "proto": f.Proto, "state": f.State} {
-		if value != "" {
+	for _, name := range FilterNames {
+		if value := *f.field(name); value != "" {
 			q.Set(name, value)
 		}
 	}
@@ -24,47 +58,109 @@ func (f Filter) Query() url.Values {
 	return q
 }
 
-// parseFilter reads the parameters; unknown or repeated ones are refused.
-func parseFilter(q url.Values) (m matcher, limit int, err error) {
-	for name, values := range q {
-		if len(values) != 1 {
-			return m, 0, fmt.Errorf("%s is given %d times; allowed: once", name, len(values))
-		}
-		switch value := values[0]; name {
-		case "address":
-			m.net, err = parseNet(value)
-		case "port":
-			m.port, err = parsePort(value)
-			m.byPort = true
-		case "proto":
-			m.proto, err = parseProto(value)
-			m.byProto = true
-		case "state":
-			m.state, err = parseState(value)
-			m.byState = true
-		case "limit":
-			if limit, err = strconv.Atoi(value); err != nil || limit < 1 {
-				err = fmt.Errorf("limit is %q; allowed: a number from 1", value)
-			}
-		default:
-			err = fmt.Errorf("unknown parameter %q; allowed: address, port, proto, state, limit", name)
-		}
-		if err != nil {
-			return m, 0, err
-		}
-	}
-	return m, limit, nil
+// Check says what is wrong with a filter, as the gateway would.
+func (f Filter) Check() error {
+	_, err := parsePick(f.Query(), true)
+	return err
 }
 
-func parseNet(value string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(value); err == nil && a.Is4() {
-		return netip.PrefixFrom(a, 32), nil
+// pick is a filter made ready.
+type pick struct {
+	links  nat.LinkFilter
+	worker int // -1: all
+	limit  int
+	all    bool
+}
+
+// parameters checks that every parameter is allowed and given once.
+func parameters(q url.Values, allowed ...string) error {
+	for name, values := range q {
+		switch {
+		case !slices.Contains(allowed, name) && len(allowed) == 0:
+			return fmt.Errorf("unknown parameter %q; allowed: none", name)
+		case !slices.Contains(allowed, name):
+			return fmt.Errorf("unknown parameter %q; allowed: %s", name, strings.Join(allowed, ", "))
+		case len(values) != 1:
+			return fmt.Errorf("%s is given %d times; allowed: once", name, len(values))
+		}
 	}
-	p, err := netip.ParsePrefix(value)
-	if err != nil || !p.Addr().Is4() {
-		return p, fmt.Errorf("address is %q; allowed: an IPv4 address or a network as 192.0.2.0/24", value)
+	return nil
+}
+
+// parsePick reads a filter; list tells a dump, which has a limit, from a deletion, which takes all=true.
+func parsePick(q url.Values, list bool) (p pick, err error) {
+	more := "limit"
+	if !list {
+		more = "all"
+	}
+	if err := parameters(q, append(slices.Clone(FilterNames), more)...); err != nil {
+		return p, err
+	}
+	p.worker = -1
+	f := &p.links
+	for _, name := range append(slices.Clone(FilterNames), more) {
+		if !q.Has(name) {
+			continue
+		}
+		switch value := q.Get(name); name {
+		case "address":
+			f.Any, err = parseNet(name, value)
+		case "local":
+			f.Local, err = parseNet(name, value)
+		case "alias":
+			f.Alias, err = parseNet(name, value)
+		case "remote":
+			f.Remote, err = parseNet(name, value)
+		case "port":
+			f.Port, err = parsePort(value)
+			f.ByPort = true
+		case "proto":
+			f.Proto, err = parseProto(value)
+			f.ByProto = true
+		case "state":
+			f.State, err = parseState(value)
+			f.ByState = true
+		case "opened":
+			f.Inbound, f.Outbound = value == "in", value == "out"
+			if !f.Inbound && !f.Outbound {
+				err = fmt.Errorf("opened is %q; allowed: out (by the inside host) or in (from outside)", value)
+			}
+		case "worker":
+			p.worker, err = parseWorker(value)
+		case "older":
+			f.Older, err = parseAge(name, value)
+		case "younger":
+			f.Younger, err = parseAge(name, value)
+		case "idle":
+			f.Idle, err = parseAge(name, value)
+		case "limit":
+			p.limit, err = parseLimit(value)
+		case "all":
+			if p.all = value == "true"; !p.all {
+				err = fmt.Errorf("all is %q; allowed: true", value)
+			}
+		}
+		if err != nil {
+			return p, err
+		}
+	}
+	if f.Older != 0 && f.Younger != 0 && f.Older > f.Younger {
+		return p, errors.New("older is longer than younger: no link is both; allowed: older up to younger")
 	}
 	return p, nil
+}
+
+func parseNet(name, value string) (n nat.Network, err error) {
+	p, err := netip.ParsePrefix(value)
+	if a, e := netip.ParseAddr(value); e == nil {
+		p, err = netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	if err != nil || !p.Addr().Is4() {
+		return n, fmt.Errorf("%s is %q; allowed: an IPv4 address or a network as 192.0.2.0/24", name, value)
+	}
+	n.Mask = packet.Addr(uint64(0xffffffff) << (32 - p.Bits()))
+	n.Base, n.Valid = packet.AddrFrom(p.Addr())&n.Mask, true
+	return n, nil
 }
 
 func parsePort(value string) (uint16, error) {
@@ -98,4 +194,31 @@ func parseState(value string) (nat.State, error) {
 		}
 	}
 	return 0, fmt.Errorf("state is %q; allowed: opening, established, closing or active", value)
+}
+
+func parseWorker(value string) (int, error) {
+	v, err := strconv.ParseUint(value, 10, 8)
+	if err != nil {
+		return 0, fmt.Errorf("worker is %q; allowed: a worker's number, from 0", value)
+	}
+	return int(v), nil
+}
+
+func parseLimit(value string) (int, error) {
+	v, err := strconv.Atoi(value)
+	if err != nil || v < 1 {
+		return 0, fmt.Errorf("limit is %q; allowed: a number from 1", value)
+	}
+	return v, nil
+}
+
+// ageMax is half of what a tick can tell.
+const ageMax = 24 * 24 * time.Hour
+
+func parseAge(name, value string) (uint32, error) {
+	d, err := time.ParseDuration(value)
+	if err != nil || d < time.Millisecond || d > ageMax {
+		return 0, fmt.Errorf("%s is %q; allowed: a duration as 90s, 5m or 2h30m, from 1ms to %dh", name, value, int(ageMax.Hours()))
+	}
+	return clock.Ticks(d), nil
 }

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"net/netip"
 	"strconv"
 
 	"pollux/internal/clock"
@@ -22,6 +21,8 @@ type Link struct {
 	Inbound   bool   `json:"inbound"` // opened from outside
 	Packets   uint64 `json:"packets"`
 	Bytes     uint64 `json:"bytes"`
+	Age       uint32 `json:"age"`  // seconds since it was made; wraps after 49 days
+	Idle      uint32 `json:"idle"` // seconds since its last packet
 }
 
 // AppendLink appends l as the JSON of a Link. It does not allocate when b has room: a dump of a million links shall not
@@ -49,6 +50,10 @@ func AppendLink(b []byte, l *nat.LinkInfo) []byte {
 	b = strconv.AppendUint(b, l.Packets, 10)
 	b = append(b, `,"bytes":`...)
 	b = strconv.AppendUint(b, l.Bytes, 10)
+	b = append(b, `,"age":`...)
+	b = strconv.AppendUint(b, uint64(l.Age)/clock.PerSecond, 10)
+	b = append(b, `,"idle":`...)
+	b = strconv.AppendUint(b, uint64(l.Idle)/clock.PerSecond, 10)
 	return append(b, '}')
 }
 
@@ -85,35 +90,4 @@ func appendEndpoint(b []byte, proto uint8, addr packet.Addr, port uint16) []byte
 	}
 	b = append(b, ':')
 	return strconv.AppendUint(b, uint64(port), 10)
-}
-
-// Filter picks links; its zero value picks all.
-type Filter struct {
-	Address string // an address or network
-	Port    string
-	Proto   string
-	State   string
-	Limit   int // 0: no limit
-}
-
-// matcher is a Filter made ready.
-type matcher struct {
-	net             netip.Prefix // not valid: any
-	port            uint16
-	proto           uint8
-	state           nat.State
-	byPort, byProto bool
-	byState         bool
-}
-
-func (m *matcher) match(l *nat.LinkInfo) bool {
-	switch {
-	case m.byProto && l.Proto != m.proto, m.byState && l.State != m.state:
-		return false
-	case m.byPort && (!hasPorts(l.Proto) || l.Local.Port != m.port && l.Alias.Port != m.port && remotePort(l) != m.port):
-		return false
-	case m.net.IsValid():
-		return m.net.Contains(l.Local.Addr.Netip()) || m.net.Contains(l.Alias.Addr.Netip()) || m.net.Contains(l.Remote.Addr.Netip())
-	}
-	return true
 }

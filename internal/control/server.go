@@ -12,6 +12,7 @@ import (
 
 	"pollux/nat"
 	"pollux/pmd"
+	"pollux/rtcache"
 )
 
 // Gateway is what the API shows: a *pmd.Gateway.
@@ -19,7 +20,15 @@ type Gateway interface {
 	Workers() []pmd.WorkerStats
 	Ports() []pmd.PortStats
 	Drops() []pmd.DropStats
-	Links(visit func(nat.LinkInfo) bool) error
+	CheckWorker(worker int) error
+	SelectLinks(worker int, f *nat.LinkFilter, visit func(*nat.LinkInfo) bool) error
+	DeleteLinks(worker int, f *nat.LinkFilter) (int, error)
+	Hosts(worker int, within *nat.Network, visit func(*nat.HostInfo) bool) error
+	Peers(visit func(*pmd.PeerInfo) bool) error
+	Blocks(visit func(*pmd.BlockInfo) bool) error
+	Redirects() ([]pmd.RedirectInfo, error)
+	Pool() ([]pmd.PoolInfo, error)
+	Table() *rtcache.Table
 	SetRTCache(on bool)
 	RTCache() bool
 }
@@ -32,12 +41,8 @@ type About struct {
 	Metrics    http.Handler // answers GET /metrics; nil: there is none
 }
 
-const (
-	bodyBytesMax  = 4096
-	dumpsMax      = 2                // dumps of links at a time
-	chunkBytes    = 32 << 10         // of a dump, written at a time
-	writeDeadline = 10 * time.Second // a client that takes no byte for so long is dropped
-)
+// bodyBytesMax bounds what a client may send.
+const bodyBytesMax = 4096
 
 // Server answers on a Listener until Close.
 type Server struct {
@@ -79,7 +84,7 @@ func (s *Server) Close() error {
 type api struct {
 	gateway Gateway
 	about   About
-	dumps   chan struct{} // tokens of dumps under way
+	dumps   chan struct{} // tokens of long requests under way
 }
 
 // Handler is the API without its socket.
@@ -94,10 +99,7 @@ func Handler(g Gateway, about About) http.Handler {
 	mux.HandleFunc("GET /v1/ports", func(w http.ResponseWriter, r *http.Request) {
 		reply(w, map[string]any{"ports": notNil(g.Ports())})
 	})
-	mux.HandleFunc("GET /v1/drops", func(w http.ResponseWriter, r *http.Request) {
-		reply(w, map[string]any{"drops": notNil(g.Drops())})
-	})
-	mux.HandleFunc("GET /v1/links", a.links)
+	a.lists(mux)
 	mux.HandleFunc("GET /v1/rtcache", func(w http.ResponseWriter, r *http.Request) { a.replyRTCache(w) })
 	mux.HandleFunc("PUT /v1/rtcache", a.setRTCache)
 	if about.Metrics != nil {
@@ -160,75 +162,4 @@ func (a *api) setRTCache(w http.ResponseWriter, r *http.Request) {
 	}
 	a.gateway.SetRTCache(*body.RTCache)
 	a.replyRTCache(w)
-}
-
-// links streams the link table.
-func (a *api) links(w http.ResponseWriter, r *http.Request) {
-	m, limit, err := parseFilter(r.URL.Query())
-	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
-		return
-	}
-	select {
-	case a.dumps <- struct{}{}:
-		defer func() { <-a.dumps }()
-	default:
-		refuse(w, http.StatusServiceUnavailable, fmt.Errorf("%d dumps of links are under way; try again", dumpsMax))
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	d := dump{w: w, rc: http.NewResponseController(w), matcher: m, limit: limit, buf: make([]byte, 0, chunkBytes+1024)}
-	d.buf = append(d.buf, `{"links":[`...)
-	err = a.gateway.Links(d.visit)
-	if err == nil {
-		err = d.err
-	}
-	if err == nil {
-		d.buf = fmt.Appendf(d.buf, `],"more":%t}`+"\n", d.more)
-		err = d.flush()
-	}
-	if err != nil {
-		panic(http.ErrAbortHandler) // cuts the connection, so that the client sees that it is not whole
-	}
-}
-
-// dump is one listing on its way out.
-type dump struct {
-	w       http.ResponseWriter
-	rc      *http.ResponseController
-	matcher matcher
-	limit   int
-	sent    int
-	more    bool
-	buf     []byte
-	err     error
-}
-
-func (d *dump) visit(l nat.LinkInfo) bool {
-	if !d.matcher.match(&l) {
-		return true
-	}
-	if d.limit > 0 && d.sent == d.limit {
-		d.more = true
-		return false
-	}
-	if d.sent > 0 {
-		d.buf = append(d.buf, ',', '\n')
-	}
-	d.sent++
-	d.buf = AppendLink(d.buf, &l)
-	if len(d.buf) >= chunkBytes {
-		d.err = d.flush()
-	}
-	return d.err == nil
-}
-
-func (d *dump) flush() error {
-	// A transport without deadlines (a test's recorder) says so; then none is needed.
-	if err := d.rc.SetWriteDeadline(time.Now().Add(writeDeadline)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
-	}
-	_, err := d.w.Write(d.buf)
-	d.buf = d.buf[:0]
-	return err
 }
