@@ -67,7 +67,10 @@ type control struct {
 	stats     Stats
 }
 
-type linkState struct{ up bool }
+type linkState struct {
+	up   bool
+	name string
+}
 
 type neighKey struct {
 	index int
@@ -550,31 +553,36 @@ func (c *control) link(e *linkEvent) {
 		delete(c.links, e.index)
 		delete(c.addrs, e.index)
 	} else {
-		c.links[e.index] = linkState{up}
+		c.links[e.index] = linkState{up, e.name}
 	}
-	if n, ok := c.portOf[e.index]; ok {
+	n, ours := c.portOf[e.index]
+	if !ours && !e.deleted {
+		n, ours = c.comeBack(e.index)
+	}
+	if ours {
 		c.portLink(n, e, up)
 	}
 	if (!up && known && was.up || e.deleted) && (c.reading == nil || c.reading.complete) {
-		c.dropRoutes(e.index) // the kernel has dropped the IPv4 routes of this netdev without a word
+		c.dropRoutes(e.index, e.deleted) // the kernel has dropped the IPv4 routes of this netdev without a word
 	}
 }
 
 func (c *control) portLink(n uint16, e *linkEvent, up bool) {
 	p := &c.ports[n]
 	was := *p
-	p.up = up
+	p.up = up && !p.Waiting
 	if !e.deleted {
 		p.MAC, p.MTU, p.Name = e.mac, e.mtu, e.name
 	} else {
-		p.Gone = true
+		p.Gone, p.Waiting = true, false
+		delete(c.portOf, e.index)
 		for k := range c.neighs {
 			if k.index == e.index {
 				delete(c.neighs, k)
 			}
 		}
 	}
-	p.Port.Up = up
+	p.Port.Up = p.up
 	key := "vrf " + p.Name
 	if e.vrf {
 		c.warn(key, fmt.Sprintf("port %s is enslaved to a VRF, whose routing table is not followed: take it out (ip link set %s nomaster)", p.Name, p.Name))

@@ -308,12 +308,12 @@ func TestLostRoutesAreLookedPast(t *testing.T) {
 		leaves("100.0.2.1", 1, "before")
 
 		c := b.table.c
-		c.links[2] = linkState{up: false}
-		lost := c.lose(2)
+		c.links[2] = linkState{name: "dev2"}
+		lost := c.lose(2, false)
 		c.publish()
 		leaves("100.0.1.1", 2, "marked") // by its own second route
 		leaves("100.0.2.1", 2, "marked") // past its /24 and the /9
-		c.links[2] = linkState{up: true}
+		c.links[2] = linkState{up: true, name: "dev2"}
 		again := via(2)
 		c.route(&routeEvent{prefix: pfx("100.200.3.0/24"), kind: setOne, hops: again.hops})
 		c.publish()

@@ -113,7 +113,7 @@ func (m *kernelModel) add(p netip.Prefix, r modelRoute, mode routeMode) {
 	same := func(x modelRoute) bool { return x.prio == r.prio }
 	equal := func(x modelRoute) bool { return same(x) && x.kind == r.kind && slices.Equal(x.hops, r.hops) }
 	switch i := slices.IndexFunc(list, same); {
-	case m.gone(r), slices.ContainsFunc(list, equal), m.v6 && i >= 0 && mode != routeReplace:
+	case m.gone(r), slices.ContainsFunc(r.hops, func(h nextHop) bool { _, there := m.up[h.index]; return !there }), slices.ContainsFunc(list, equal), m.v6 && i >= 0 && mode != routeReplace:
 		return // refused
 	case mode == routeReplace && i >= 0:
 		list = slices.Clone(list)
@@ -139,10 +139,14 @@ func (m *kernelModel) remove(p netip.Prefix, i int) {
 	})
 }
 
-// link changes a netdev. Routes that lose their last one go without a word, as in the kernel.
+// link changes a netdev. Routes that lose their last one go without a word, as in the kernel; so do IPv4 routes one of whose
+// netdevs is deleted, whereas IPv6 ones lose only that path, and it is told.
 func (m *kernelModel) link(index int, up, deleted bool) {
 	if deleted {
 		delete(m.up, index)
+		for p, list := range m.routes {
+			m.routes[p] = m.cut(p, list, index)
+		}
 	} else {
 		m.up[index] = up
 	}
@@ -158,6 +162,35 @@ func (m *kernelModel) link(index int, up, deleted bool) {
 	}
 	e := m.linkEvent(index)
 	m.say(func(s sink) { s.link(e) })
+}
+
+// cut takes a deleted netdev out of a prefix's routes.
+func (m *kernelModel) cut(p netip.Prefix, list []modelRoute, index int) (rest []modelRoute) {
+	by := func(h nextHop) bool { return h.index == index }
+	for _, r := range list {
+		if slices.ContainsFunc(r.hops, by) {
+			if !m.v6 || m.gone(r) {
+				continue
+			}
+			var part []nextHop
+			for _, h := range r.hops {
+				if by(h) {
+					part = append(part, h)
+				}
+			}
+			gone := routeEvent{prefix: p, prio: r.prio, kind: setOne, hops: part, deleted: true}
+			r.hops = slices.DeleteFunc(slices.Clone(r.hops), by)
+			if len(part) > 1 {
+				gone.kind = setMulti
+			}
+			if len(r.hops) == 1 {
+				r.kind = setOne
+			}
+			m.say(func(s sink) { s.route(&gone) })
+		}
+		rest = append(rest, r)
+	}
+	return rest
 }
 
 func (m *kernelModel) neigh(k neighKey, n neighInfo) {
@@ -409,6 +442,17 @@ func testModel(t *testing.T, v6 bool) {
 				up, there := m.up[index]
 				if there {
 					m.link(index, !up, up && rapid.IntRange(0, 9).Draw(t, "delete") == 0)
+				} else if rapid.IntRange(0, 3).Draw(t, "make") == 0 { // as a netdev that visited another namespace
+					for b.step(rereadAgain); b.table.c.suspect; { // what was lost before is known
+						b.step(rereadAgain)
+					}
+					m.link(index, true, false)
+					b.step(rereadAgain)
+					if index != modelForeign {
+						if err := b.table.Attach(uint16(index-1), index); err != nil {
+							t.Fatal(err)
+						}
+					}
 				}
 			},
 			"neighbour": func(t *rapid.T) {

@@ -55,6 +55,7 @@ func (c *control) end() {
 			c.neigh(&neighEvent{index: k.index, addr: k.addr, deleted: true})
 		}
 	}
+	c.seekGone()
 	c.replaced(&old.main, &c.main)
 	c.localNews = c.replaced(&old.local, &c.local) || c.localNews
 	c.stats.Readings++

@@ -200,23 +200,22 @@ func (c *control) contains(big, small setInfo) bool {
 	return true
 }
 
-// dropRoutes removes the routes that have lost their last netdev.
-func (c *control) dropRoutes(index int) {
-	if lost := c.lose(index); len(lost) > 0 {
+// dropRoutes removes the routes that end with a netdev: see lost.
+func (c *control) dropRoutes(index int, deleted bool) {
+	if lost := c.lose(index, deleted); len(lost) > 0 {
 		c.publish()
 		c.sweepLost(&c.main, lost)
 		c.sweepLost(&c.local, lost)
 	}
 }
 
-// lose is the quick half: it marks the path sets that have lost their last netdev, whereupon lookups go on to less
+// lose is the quick half: it marks the path sets that are lost, whereupon lookups go on to less
 // specific routes, and deals with the prefixes that have a second route of their own. After its publication no worker
 // sees a lost route, however many there are.
-func (c *control) lose(index int) map[uint32]bool {
+func (c *control) lose(index int, deleted bool) map[uint32]bool {
 	lost := map[uint32]bool{}
 	for i := range c.sets.info {
-		s := &c.sets.info[i]
-		if s.refs > 0 && slices.ContainsFunc(s.hops, func(h nextHop) bool { return h.index == index }) && c.gone(uint32(i)) {
+		if c.lost(uint32(i), index, deleted) {
 			lost[uint32(i)] = true
 			c.sets.edit(uint32(i)).kind = setGone
 			c.sets.forget(uint32(i))

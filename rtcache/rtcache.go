@@ -56,7 +56,10 @@ type Port struct {
 	MAC     [6]byte
 	MTU     int
 	Up      bool        // administratively up
-	Gone    bool        // the netdev was deleted; one of the same name would be another
+	Gone    bool        // the netdev was deleted
+	// Waiting: another netdev of the port's name took a deleted one's place. IfIndex is its number, but nothing is sent by it
+	// before Table.Attach says that the port's sockets are bound to it.
+	Waiting bool
 	Addr    packet.Addr // primary IPv4 address, 0: none: source of ICMP errors sent from here
 	AddrV6  netip.Addr  // static tables only: the port's IPv6 address
 }

@@ -19,6 +19,8 @@ type setInfo struct {
 	key  string
 	refs int // routes that name it, alternatives included
 	kind setKind
+	v6   bool
+	mtu  int
 	hops []nextHop
 }
 
@@ -41,6 +43,9 @@ func newSetStore() setStore {
 // find returns the number of the set that a route describes, 0: there is none yet. It leaves the key in s.key.
 func (s *setStore) find(e *routeEvent) uint32 {
 	k := append(s.key[:0], byte(e.kind))
+	if len(e.hops) > 1 && e.prefix.Addr().Is6() {
+		k[0] |= 0x80 // those of the two families end differently, see lost
+	}
 	k = binary.LittleEndian.AppendUint32(k, uint32(e.mtu))
 	for i := range e.hops {
 		h := &e.hops[i]
@@ -75,7 +80,7 @@ func (c *control) intern(e *routeEvent) uint32 {
 	}
 	key := string(s.key)
 	s.byKey[key] = i
-	s.info[i] = setInfo{key: key, kind: e.kind, hops: slices.Clone(e.hops)}
+	s.info[i] = setInfo{key: key, kind: e.kind, v6: e.prefix.Addr().Is6(), mtu: e.mtu, hops: slices.Clone(e.hops)}
 	*s.edit(i) = c.build(e)
 	return i
 }
@@ -158,17 +163,29 @@ func (c *control) release(i uint32) {
 		return
 	}
 	set := s.edit(i)
-	for _, p := range append(set.members, set.one) {
+	c.leave(set)
+	*set = pathSet{}
+	s.forget(i)
+	s.info[i] = setInfo{}
+	s.free = append(s.free, i)
+}
+
+// leave drops a set's references on hops.
+func (c *control) leave(set *pathSet) {
+	for _, p := range append(slices.Clip(set.members), set.one) {
 		if p.hop != 0 {
 			if c.info[p.hop].refs--; c.info[p.hop].refs == 0 {
 				c.doom(p.hop)
 			}
 		}
 	}
-	*set = pathSet{}
-	s.forget(i)
-	s.info[i] = setInfo{}
-	s.free = append(s.free, i)
+}
+
+// lost tells whether the kernel has taken out the routes with a set because of a netdev that went down or was deleted: when it
+// was the last one that is up; of IPv4, when any of them was deleted.
+func (c *control) lost(i uint32, index int, deleted bool) bool {
+	s := &c.sets.info[i]
+	return s.refs > 0 && slices.ContainsFunc(s.hops, func(h nextHop) bool { return h.index == index }) && (deleted && !s.v6 || c.gone(i))
 }
 
 // gone tells whether all netdevs of a set are down or deleted, and with them, in the kernel, its routes.
