@@ -55,8 +55,8 @@ type Port struct {
 	Inside  bool
 	MAC     [6]byte
 	MTU     int
-	Up      bool        // administratively up
-	Gone    bool        // the netdev was deleted
+	Up      bool // administratively up
+	Gone    bool // the netdev was deleted
 	// Waiting: another netdev of the port's name took a deleted one's place. IfIndex is its number, but nothing is sent by it
 	// before Table.Attach says that the port's sockets are bound to it.
 	Waiting bool
