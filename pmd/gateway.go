@@ -51,9 +51,10 @@ type Gateway struct {
 type gatewayPort struct {
 	name    string
 	side    nat.Side
-	ifindex int
+	ifindex int // that its sockets are bound to, 0: none, it was deleted; guarded by life once workers run
 	program *rings.Program
-	generic bool
+	generic bool   // likewise
+	refused string // why the netdev that was made again can't be used yet; follow's alone
 }
 
 // gatewayWorker is one worker and all that is its alone.
@@ -144,7 +145,7 @@ type RingLevel struct {
 type PortStats struct {
 	Name      string `json:"name"`
 	Role      string `json:"role"`
-	IfIndex   int    `json:"ifindex"`
+	IfIndex   int    `json:"ifindex"` // 0: the netdev was deleted
 	MAC       string `json:"mac"`
 	MTU       int    `json:"mtu"`
 	Address   string `json:"address"`
@@ -294,7 +295,7 @@ func (g *Gateway) portStats(in []insideStats) []PortStats {
 	for i, p := range g.ports {
 		k := known[i]
 		s := PortStats{
-			Name: p.name, Role: p.side.String(), IfIndex: p.ifindex, MAC: net.HardwareAddr(k.MAC[:]).String(), MTU: k.MTU,
+			Name: p.name, Role: p.side.String(), MAC: net.HardwareAddr(k.MAC[:]).String(), MTU: k.MTU,
 			Mode: g.mode.String(), XDP: "native", Up: k.Up, Queues: queues,
 		}
 		for _, w := range in {
@@ -306,7 +307,8 @@ func (g *Gateway) portStats(in []insideStats) []PortStats {
 		if k.Addr != 0 {
 			s.Address = k.Addr.String()
 		}
-		if p.generic {
+		var generic bool
+		if s.IfIndex, generic = g.bound(i); generic {
 			s.XDP = "generic"
 		}
 		g.kernelCounts(i, &s)
@@ -323,6 +325,9 @@ func (g *Gateway) kernelCounts(port int, s *PortStats) {
 		return
 	}
 	for _, w := range g.workers {
+		if g.ports[port].ifindex == 0 {
+			break
+		}
 		if k, err := w.sockets[port].Statistics(); err == nil {
 			s.RXDropped += k.RXDropped
 			s.RXFull += k.RXRingFull

@@ -257,6 +257,13 @@ func (l *Loop) sleep(now clock.Tick) {
 	}
 }
 
+// refresh looks at the sockets' descriptors anew. It is the worker's.
+func (l *Loop) refresh() {
+	for i, s := range l.sleepers {
+		l.fds[i].Fd = int32(s.FD())
+	}
+}
+
 func (l *Loop) pending() bool {
 	for _, s := range l.sleepers {
 		if s.Pending() {

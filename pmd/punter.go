@@ -89,7 +89,8 @@ func (p *punter) run() {
 		for p.tail.Load() != p.head.Load() {
 			tail := p.tail.Load()
 			s := &p.slots[tail%puntRing]
-			if err := p.punt.Send(p.g.ports[s.ingress].ifindex, s.data[:s.length]); err != nil && time.Since(failed) > time.Minute {
+			ifindex, _ := p.g.bound(int(s.ingress))
+			if err := p.punt.Send(ifindex, s.data[:s.length]); err != nil && time.Since(failed) > time.Minute {
 				failed = time.Now()
 				slog.Warn("a packet for the gateway itself could not be handed to its kernel", "port", p.g.ports[s.ingress].name, "error", err)
 			}

@@ -10,7 +10,8 @@ import (
 func tellPort(was, is rtcache.Port) {
 	switch {
 	case is.Gone && !was.Gone:
-		slog.Warn("the interface was deleted: forwarding goes on by the other ports; when it is made again, restart pollux", "port", is.Name)
+		slog.Warn("the interface was deleted: forwarding goes on by the other ports, and by this one when it is made again", "port", is.Name)
+	case is.Waiting || was.Waiting: // told by whoever binds it
 	case is.Up != was.Up && is.Up:
 		slog.Info("the interface is up again", "port", is.Name)
 	case is.Up != was.Up:

@@ -232,18 +232,29 @@ const followPause = 20 * time.Millisecond
 
 // follow keeps rules, XDP programs and the worker in step with the kernel's addresses and ports.
 func (g *Gateway) follow() {
+	var again <-chan time.Time // a port could not be bound
 	for {
 		select {
 		case <-g.quit:
 			return
 		case <-g.world.changed:
+		case <-again:
+		}
+		bound, failed, err := g.rebind() // at once: packets wait for it
+		if errors.Is(err, ErrEnded) {
+			return
+		} else if err != nil {
+			slog.Error("sockets of a deleted interface could not be closed", "error", err)
+		}
+		if again = nil; failed {
+			again = time.After(rebindAgain)
 		}
 		select {
 		case <-g.quit:
 			return
 		case <-time.After(followPause):
 		}
-		if err := g.adapt(); errors.Is(err, ErrEnded) {
+		if err := g.adapt(bound); errors.Is(err, ErrEnded) {
 			return
 		} else if err != nil {
 			slog.Error("the kernel's addresses or ports changed and could not be followed", "error", err)
@@ -251,7 +262,8 @@ func (g *Gateway) follow() {
 	}
 }
 
-func (g *Gateway) adapt() error {
+// adapt does that. announce: neighbours must be told of all alias addresses again.
+func (g *Gateway) adapt(announce bool) error {
 	w := &g.world
 	before, known := w.current, w.aliases
 	rules, addresses := w.rules(&g.o)
@@ -262,7 +274,7 @@ func (g *Gateway) adapt() error {
 	if err != nil {
 		return err
 	}
-	if moved { // neighbours remember the old address
+	if moved || announce { // neighbours remember the old address
 		for _, a := range w.aliases {
 			g.announce(a)
 		}

@@ -242,6 +242,13 @@ func (s *Socket) Close(p *Pool) error {
 	if s.zeroCopy {
 		err = errors.Join(err, waitUnbound(s.port, bindWait))
 	}
+	s.takeBack(p)
+	s.filled, s.sending = 0, 0
+	return err
+}
+
+// takeBack puts every frame that the kernel held for the socket into p.
+func (s *Socket) takeBack(p *Pool) {
 	for i, in := range s.held.in {
 		if in != 0 {
 			p.Put(uint64(i) << s.held.shift)
@@ -252,8 +259,6 @@ func (s *Socket) Close(p *Pool) error {
 	}
 	clear(s.held.in)
 	s.refused = s.refused[:0]
-	s.filled, s.sending = 0, 0
-	return err
 }
 
 // release unmaps the rings, which hold the socket open, and closes it.

@@ -153,6 +153,20 @@ func (p *Program) SetMAC(mac net.HardwareAddr) error {
 	return nil
 }
 
+// SetARPByWorker changes that option: for another netdev, by another driver, in the port's place.
+func (p *Program) SetARPByWorker(on bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bits &^= portARPByWorker
+	if on {
+		p.bits |= portARPByWorker
+	}
+	if err := p.state.Set(p.bits); err != nil {
+		return explainBPF("XDP program: ARP", err)
+	}
+	return nil
+}
+
 // SetSocket leads the packets of a queue that are the NAT's to the AF_XDP socket fd, which must be bound to that queue.
 func (p *Program) SetSocket(queue, fd int) error {
 	if queue < 0 || queue >= QueuesMax {

@@ -230,7 +230,7 @@ func (s *Socket) Frames() Frames {
 // Counters returns the socket's counters since it was opened.
 func (s *Socket) Counters() Counters { return s.count }
 
-// FD returns the descriptor to poll for POLLIN. It stays the socket's.
+// FD returns the descriptor to poll for POLLIN, -1 once the socket is abandoned. It stays the socket's.
 func (s *Socket) FD() int { return int(s.fd) }
 
 // Port returns which queue of which netdev this is.
