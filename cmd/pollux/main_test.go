@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -84,6 +85,11 @@ func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	plain := file(t, "plain", "not a socket")
 	none := filepath.Join(dir, "none.sock")
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
 	minimal := []string{"--inside", "nosuch1", "--outside", "nosuch0", "--alias", "192.0.2.1", "--control", none}
 	for _, c := range []struct {
 		args   []string
@@ -103,6 +109,7 @@ func TestRefusals(t *testing.T) {
 		{[]string{"check", "-c", ok, "--json"}, 2, "--json: needs --print"},
 		{[]string{"run", "-c", bad}, 2, bad + ":3:17: "},
 		{append([]string{"run"}, minimal...), 2, ""},
+		{append([]string{"run", "--control-metrics", taken.Addr().String()}, minimal...), 2, "control.metrics " + taken.Addr().String() + ": address already in use: another program listens there"},
 		{[]string{"run", "-c", ok, "--control", plain}, 2, "control.socket " + plain + " exists and is no socket"},
 		{[]string{"run", "-c", ok, "--cores", "0-1", "--queues", "0"}, 2, "--queues: workers.queues has 1 queue for 2 cores"},
 		{[]string{"replay", "-c", bad}, 2, bad + ":3:17: "},
