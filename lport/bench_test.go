@@ -2,6 +2,7 @@ package lport
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"pollux/internal/packet"
@@ -156,4 +157,59 @@ func BenchmarkBlock(b *testing.B) {
 			}
 		})
 	}
+}
+
+// Benchmark/near: as port/owned, with a preference for the ports whose answers come to this worker. Of 4 workers a table in
+// turn makes 4 classes, of 6 as many as it has entries.
+func BenchmarkNear(b *testing.B) {
+	for _, c := range []struct {
+		name          string
+		size, workers int
+	}{{"128x4", 128, 4}, {"2048x6", 2048, 6}} {
+		for _, l := range useLevels {
+			b.Run(c.name+"/"+l.name, func(b *testing.B) {
+				s, set, r := busy(b, l.free, 0, true)
+				a, err := NewAffinity(randomMix(rand.New(rand.NewPCG(1, 2))), inTurn(c.size, c.workers, 1))
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := s.SetAffinity(RowTCP, a); err != nil {
+					b.Fatal(err)
+				}
+				for b.Loop() {
+					port, err := s.Toward(r, set.peer)
+					if err != nil {
+						b.Fatal(err)
+					}
+					s.Release(alias1, RowTCP, port, host1, set.peer, 0)
+				}
+				st := s.Stats()
+				b.ReportMetric(float64(st.Near)/float64(st.Near+st.Far), "near/op")
+			})
+		}
+	}
+}
+
+// Benchmark/affinity: preparing the preference anew after the table changed, and handing it to the worker.
+func BenchmarkAffinity(b *testing.B) {
+	m, mine := randomMix(rand.New(rand.NewPCG(1, 2))), inTurn(2048, 6, 1)
+	s := newSpace(b, nil, nil)
+	b.Run("prepare", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := NewAffinity(m, mine); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	a, err := NewAffinity(m, mine)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("set", func(b *testing.B) {
+		for b.Loop() {
+			if err := s.SetAffinity(RowTCP, a); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }

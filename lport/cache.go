@@ -20,8 +20,9 @@ import (
 type cache struct {
 	bits [1024]uint64 // ports in use toward the peer: 8 KiB
 	skip [16]uint64   // words in which no port is left for this peer
-	gain uint32       // the row's gain when skip and none were right
+	gain uint32       // the row's gain when skip, none and far were right
 	none bool         // a search of the whole range was in vain
+	far  bool         // one for near ports was
 
 	alias, addr packet.Addr
 	port        uint16
@@ -46,7 +47,7 @@ func (c *cache) clear(port uint16) {
 		*w &^= bit
 		c.n--
 		c.skip[i>>6&15] &^= 1 << (i & 63)
-		c.none = false
+		c.none, c.far = false, false
 	}
 }
 
@@ -118,7 +119,7 @@ func (t *caches) make(alias packet.Addr, row Row, p Peer, r *row) *cache {
 	}
 	head := t.chain(alias, row, p)
 	c := &t.all[i]
-	c.skip, c.gain, c.none = [16]uint64{}, r.gain, false
+	c.skip, c.gain, c.none, c.far = [16]uint64{}, r.gain, false, false
 	c.alias, c.addr, c.port, c.row, c.live, c.n, c.next = alias, p.Addr, p.Port, row, true, 0, *head
 	*head = i
 	t.live++

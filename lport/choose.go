@@ -126,11 +126,14 @@ func (s *Space) begin(q *query, r *Request) error {
 	}
 	if q.shared {
 		q.set = &rw.open
+		if n := s.affinity[r.Row&(Rows-1)]; n != nil && (q.peer.Port != 0 || !n.peerPort) {
+			q.near, q.class = n, n.class(r.Alias, q.peer)
+		}
 		if rw.caches != 0 {
 			if c := s.caches.find(r.Alias, r.Row, q.peer); c != nil {
 				q.c = c
 				if c.gain != rw.gain {
-					c.skip, c.gain, c.none = [16]uint64{}, rw.gain, false
+					c.skip, c.gain, c.none, c.far = [16]uint64{}, rw.gain, false, false
 				}
 			}
 		}
@@ -167,6 +170,10 @@ func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
 				s.commit(&q, uint16(port))
 				s.stats.given++
 				s.stats.searched(q.steps)
+				if q.near != nil {
+					s.stats.judged++
+					s.stats.near += q.near.near(q.class, uint32(port)>>6) >> (port & 63) & 1
+				}
 				return uint16(port), nil
 			}
 			s.stats.searched(q.steps)
@@ -203,7 +210,7 @@ func (s *Space) attempt(q *query, r *Request) int32 {
 		}
 	}
 	if crowded && q.shared {
-		if port := s.own(q); port >= 0 {
+		if port := s.ownNearFirst(q); port >= 0 {
 			return port
 		}
 	}
@@ -250,8 +257,19 @@ func (s *Space) circle(q *query) int32 {
 	if *none {
 		return -1
 	}
+	if q.near != nil && !q.c.far {
+		q.prefer = true
+		port := s.turn(q)
+		q.prefer = false
+		if port >= 0 {
+			return port
+		}
+		if q.whole(s) {
+			q.c.far = q.c.live
+		}
+	}
 	port := s.turn(q)
-	if port < 0 && q.lo == s.low && q.hi == s.high && q.mask == ^uint64(0) {
+	if port < 0 && q.whole(s) {
 		if q.shared {
 			q.c.none = q.c.live // conflict may have made it in this turn
 		} else {
@@ -291,6 +309,19 @@ func (s *Space) scan(q *query, from, to uint32) int32 {
 	return -1
 }
 
+// ownNearFirst looks for a port that is this worker's already.
+func (s *Space) ownNearFirst(q *query) int32 {
+	if q.near != nil {
+		q.prefer = true
+		port := s.own(q)
+		q.prefer = false
+		if port >= 0 {
+			return port
+		}
+	}
+	return s.own(q)
+}
+
 // own looks near a random place for a port that is this worker's already.
 func (s *Space) own(q *query) int32 {
 	first, last := q.lo>>6, q.hi>>6
@@ -298,6 +329,9 @@ func (s *Space) own(q *query) int32 {
 	for range min(ownWords, last-first+1) {
 		q.steps++
 		x := q.r.open.word[w&1023] &^ q.r.free.word[w&1023] &^ q.c.bits[w&1023]
+		if q.prefer {
+			x &= q.near.near(q.class, w)
+		}
 		for ; x != 0; x &= x - 1 {
 			port := w<<6 + uint32(bits.TrailingZeros64(x))
 			if port >= q.lo && port <= q.hi && s.take(q, uint16(port)) {
@@ -391,7 +425,7 @@ func (s *Space) refill(q *query) bool {
 	r.none = false
 	r.gain++ // ports that were wished away may be wished away no more
 	if q.c.live {
-		q.c.skip, q.c.gain, q.c.none = [16]uint64{}, r.gain, false
+		q.c.skip, q.c.gain, q.c.none, q.c.far = [16]uint64{}, r.gain, false, false
 	}
 	n := s.rescan(q.a.own, q.row, r)
 	r.dry, r.seen = n == 0, gen

@@ -85,10 +85,13 @@ type query struct {
 	peer   Peer
 	host   *hold // nil: hosts are not counted
 	lo, hi uint32
-	mask   uint64 // ports of a word that are welcome: parity
-	steps  uint32 // words looked at and ports tried
-	taken  uint32 // ports that turned out to be in use toward the peer
+	mask   uint64    // ports of a word that are welcome: parity
+	steps  uint32    // words looked at and ports tried
+	taken  uint32    // ports that turned out to be in use toward the peer
+	near   *Affinity // nil: no port is better than another
+	class  uint32    // what peer and alias contribute to it
 	row    Row
+	prefer bool // only near ports, for now
 	shared bool
 	only   bool // the host is at its limit: only the wanted port, which it has already, will do
 }
@@ -96,6 +99,11 @@ type query struct {
 // may reports whether a port is a candidate.
 func (q *query) may(port uint16) bool {
 	return q.set.has(port) && q.c.bits[port>>6&1023]>>(port&63)&1 == 0
+}
+
+// whole reports whether the search is for any port of the whole range.
+func (q *query) whole(s *Space) bool {
+	return q.lo == s.low && q.hi == s.high && q.mask == ^uint64(0)
 }
 
 // next returns the first candidate in [from, to], or -1.
@@ -108,6 +116,9 @@ func (q *query) next(from, to uint32) int32 {
 		x := set.word[w&1023] &^ c.bits[w&1023]
 		if x == 0 && c.live {
 			c.skip[w>>6&15] |= 1 << (w & 63)
+		}
+		if q.prefer {
+			x &= q.near.near(q.class, w)
 		}
 		if x &= trim; x != 0 {
 			if p := w<<6 + uint32(bits.TrailingZeros64(x)); p <= to {

@@ -56,8 +56,12 @@ type Space struct {
 	blocks  blockSet
 	events  events
 	bits    uint64 // random ones not used yet
-	half    uint32
-	stats   counters
+
+	affinity    [Rows]*Affinity // preferred ports toward a peer; nil: none
+	affinityMem [Rows][]Affinity
+
+	half  uint32
+	stats counters
 }
 
 type aliasSlot struct {
@@ -118,6 +122,9 @@ func (s *Space) Close() {
 	}
 	s.caches.close()
 	s.ledger.close()
+	for _, mem := range s.affinityMem {
+		unmap(mem)
+	}
 	*s = Space{}
 }
 

@@ -10,6 +10,7 @@ import (
 type counters struct {
 	given, refused uint64
 	lost           uint64 // block events
+	near, judged   uint64 // ports given that were near, and those given while there was a preference
 	steps          [StepBuckets]uint64
 	sum            uint64 // of steps
 }
@@ -27,6 +28,7 @@ func (c *counters) searched(steps uint32) {
 // Stats is a snapshot of a Space.
 type Stats struct {
 	Given, Refused uint64
+	Near, Far      uint64              // of Given: by SetAffinity's preference, and against it
 	Steps          [StepBuckets]uint64 // words looked at and ports tried, per search
 	StepsSum       uint64              // of all searches together
 	Caches         int                 // per-peer caches alive
@@ -58,7 +60,8 @@ func (s *Space) Stats() Stats {
 // Totals is Stats without its rows: it allocates nothing and takes a moment for each alias address.
 func (s *Space) Totals() Stats {
 	st := Stats{
-		Given: s.stats.given, Refused: s.stats.refused, Steps: s.stats.steps, StepsSum: s.stats.sum, EventsLost: s.stats.lost,
+		Given: s.stats.given, Refused: s.stats.refused, Near: s.stats.near, Far: s.stats.judged - s.stats.near,
+		Steps: s.stats.steps, StepsSum: s.stats.sum, EventsLost: s.stats.lost,
 		Caches: int(s.caches.live), CachesPeak: int(s.caches.peak), CachesMerged: s.caches.met, CachesStolen: s.caches.stole,
 		BlocksResting: s.blocks.resting.n,
 	}
