@@ -300,7 +300,7 @@ func TestFarSearchesAreRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := Peer{remote, 443}
-	far := 0
+	far, last := 0, uint16(0) // near port
 	for i := 0; far < 2000; i++ {
 		before := s.Stats()
 		port, err := s.Toward(&Request{Alias: alias1, Row: RowTCP, Host: host1}, p)
@@ -313,6 +313,7 @@ func TestFarSearchesAreRemembered(t *testing.T) {
 			if far > 0 {
 				t.Fatalf("flow %d: near port %d was overlooked", i, port)
 			}
+			last = port
 			continue
 		}
 		if far++; far > 1 {
@@ -322,6 +323,11 @@ func TestFarSearchesAreRemembered(t *testing.T) {
 				}
 			}
 		}
+	}
+	w.add(alias1, RowTCP, last, p, -1)
+	s.Release(alias1, RowTCP, last, host1, p, 0)
+	if port, err := s.Toward(&Request{Alias: alias1, Row: RowTCP, Host: host1}, p); err != nil || port != last {
+		t.Errorf("port %d instead of the near %d that came back: %v", port, last, err)
 	}
 }
 
