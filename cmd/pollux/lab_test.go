@@ -56,6 +56,7 @@ nat: {alias: [port]}
 workers: {idle: adaptive}
 limits: {links: 5000}
 control: {mode: "0640"}
+log: {format: json}
 `)
 	p, err := l.StartGateway(binary, "-c", conf, "--limits-fragments", "99")
 	if err != nil {
@@ -105,6 +106,15 @@ control: {mode: "0640"}
 	}
 	if _, err := os.Stat(l.Socket()); err == nil {
 		t.Error("the control socket is still there")
+	}
+	for line := range strings.Lines(p.Output()) {
+		var m struct{ Level, Msg string }
+		if err := json.Unmarshal([]byte(line), &m); !strings.HasPrefix(line, "ready") && (err != nil || m.Level == "" || m.Msg == "") {
+			t.Errorf("no JSON message: %s", line)
+		}
+	}
+	if !strings.Contains(p.Output(), `"msg":"stopping","signal":"terminated"`) {
+		t.Errorf("the end is not told in JSON:\n%s", p.Output())
 	}
 	if strings.Count(p.Output(), "ready") != 1 {
 		t.Errorf("not one ready line:\n%s", p.Output())

@@ -46,7 +46,9 @@ func runCommand() *cli.Command {
 // serve runs the gateway until a signal or a worker's death.
 func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 	logs := &heldWriter{to: stderr}
-	slog.SetDefault(newLogger(logs))
+	log, flush := newLogger(logs, cfg.Messages())
+	slog.SetDefault(log)
+	defer flush()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 

@@ -199,6 +199,8 @@ var badInputs = []struct{ name, yaml, want string }{
 	{"syslog not built", base + "log: {syslog: »\"udp://127.0.0.1:514\"}\n", "not built yet"},
 	{"ipfix not built", base + "log: {ipfix: »\"udp://127.0.0.1:4739\"}\n", "not built yet"},
 	{"level not built", base + "log: {level: »session}\n", "not built yet; allowed: block"},
+	{"format unknown", base + "log: {format: »xml}\n", "text | json"},
+	{"severity unknown", base + "log: {severity: »debug}\n", "info | warn | error"},
 	{"multicast MAC", base + "replay: {inside_mac: »\"01:00:00:00:00:01\"}\n", "unicast"},
 	{"short MAC", base + "replay: {inside_mac: »\"02:00:00:00:01\"}\n", "unicast"},
 	{"replay address empty", base + "replay: {inside_address: »\"\"}\n", "an IPv4 host address"},

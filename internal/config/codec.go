@@ -122,7 +122,7 @@ func (c boolean) decode(s *settings, path string, n *node) error {
 func (c boolean) encode(s *settings) *node { return word(strconv.FormatBool(*c.at(s))) }
 
 // words is one of a few words; its value is the word's position.
-type words[T ~uint8 | ~bool] struct {
+type words[T ~int | ~uint8 | ~bool] struct {
 	at    func(*settings) *T
 	names []string
 	value []T

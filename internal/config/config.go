@@ -19,6 +19,9 @@ func (c *Config) Workers() int { return c.s.workers() }
 // Control returns where the control socket is.
 func (c *Config) Control() Control { return c.s.control }
 
+// Messages returns how the process's own messages are written.
+func (c *Config) Messages() Messages { return c.s.messages }
+
 // Limits returns the limits of the whole gateway.
 func (c *Config) Limits() nat.Limits { return c.s.limits }
 

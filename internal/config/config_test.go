@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -70,7 +71,7 @@ nat:
     - {proto: 47, public: "203.0.113.1", local: "10.0.0.8", remote: "198.51.100.7"}
 routing: {rtcache: false, reverse_path: loose, ipv6: kernel}
 control: {socket: /tmp/p.sock, mode: "0600", group: adm, metrics: "[::1]:9464"}
-log: {syslog: "", ipfix: "", level: block}
+log: {syslog: "", ipfix: "", level: block, format: json, severity: warn}
 replay: {inside_mac: "02:00:00:00:00:0a", outside_mac: "02:00:00:00:01:0b", next_hop_mac: "02:00:00:00:00:0c", inside_address: "10.0.0.1", outside_address: "203.0.113.254",
          inside_networks: ["10.0.0.0/8"], inside_mtu: 9000, outside_mtu: 1492, any_mac: false}
 `
@@ -102,6 +103,7 @@ func TestDefaults(t *testing.T) {
 		Ports:    []pmd.PortOptions{{Name: "eth1", Side: nat.Inside}, {Name: "eth0", Side: nat.Outside}},
 		RingSize: 2048, Rules: rules, Limits: nat.Limits{Links: 1_000_000, Fragments: 4096}, RTCache: true,
 	})
+	diff(t, c.Messages(), Messages{Least: slog.LevelInfo})
 	diff(t, c.Control(), Control{Socket: "/run/pollux.sock", Mode: 0o660})
 	diff(t, c.Replay(), Replay{
 		InsideMAC: [6]byte{2, 0, 0, 0, 0, 1}, OutsideMAC: [6]byte{2, 0, 0, 0, 1, 1}, NextHopMAC: [6]byte{2, 0, 0, 0, 0, 0xfe},
@@ -155,6 +157,7 @@ func TestEveryKeyIsTaken(t *testing.T) {
 		Limits:      nat.Limits{Links: 100, LinksPerHost: 10, PortsPerHost: 20, NewLinksPerHost: 5, Fragments: 7},
 		ReversePath: rtcache.Loose,
 	})
+	diff(t, c.Messages(), Messages{JSON: true, Least: slog.LevelWarn})
 	diff(t, c.Control(), Control{Socket: "/tmp/p.sock", Mode: 0o600, Group: "adm", Metrics: netip.MustParseAddrPort("[::1]:9464")})
 	diff(t, c.Replay(), Replay{
 		InsideMAC: [6]byte{2, 0, 0, 0, 0, 10}, OutsideMAC: [6]byte{2, 0, 0, 0, 1, 11}, NextHopMAC: [6]byte{2, 0, 0, 0, 0, 12},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"log/slog"
 	"net/netip"
 	"strings"
 	"time"
@@ -110,6 +111,10 @@ var keys = []key{
 	{path: "log.ipfix", help: "where translation events go by IPFIX", codec: text{at: func(s *settings) *string { return &s.ipfix }, what: `"udp://HOST:PORT" or ""`, check: anyText}},
 	{path: "log.level", help: "what is logged: port blocks, or every session",
 		codec: words[bool]{at: func(s *settings) *bool { return &s.logSessions }, names: []string{"block", "session"}, value: []bool{false, true}}},
+	{path: "log.format", help: "how pollux's own messages, on standard error, are written",
+		codec: words[bool]{at: func(s *settings) *bool { return &s.messages.JSON }, names: []string{"text", "json"}, value: []bool{false, true}}},
+	{path: "log.severity", help: "and from which severity on",
+		codec: words[slog.Level]{at: func(s *settings) *slog.Level { return &s.messages.Least }, names: []string{"info", "warn", "error"}, value: []slog.Level{slog.LevelInfo, slog.LevelWarn, slog.LevelError}}},
 
 	{path: "replay.inside_mac", help: "replay: the gateway's MAC inside", codec: mac{func(s *settings) *[6]byte { return &s.replay.InsideMAC }}},
 	{path: "replay.outside_mac", help: "replay: the gateway's MAC outside", codec: mac{func(s *settings) *[6]byte { return &s.replay.OutsideMAC }}},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -37,6 +38,7 @@ type settings struct {
 	syslog      string
 	ipfix       string
 	logSessions bool
+	messages    Messages
 	replay      Replay
 
 	where map[string]place // of each key that was given
@@ -49,6 +51,12 @@ type Control struct {
 	Group  string // owner group by name or number; "": the process's own
 
 	Metrics netip.AddrPort // where metrics are served by TCP; the zero value: nowhere
+}
+
+// Messages says how the process writes what it has to say about itself. (The translation log is another matter.)
+type Messages struct {
+	JSON  bool       // one JSON object a line, not text
+	Least slog.Level // severity
 }
 
 // Replay is the world that `pollux replay` plays captures in: there is no kernel and no netdev.
