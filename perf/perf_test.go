@@ -219,6 +219,13 @@ func TestRoutes(t *testing.T) {
 			t.Errorf("row %d is %s", i, r.Rows[i].Name)
 		}
 	}
+	if m := r.Memory; m.SlotBytes != 16 || m.LinkBytes != 32 || m.RouteBytes <= 0 || m.LoadSeconds <= 0 {
+		t.Errorf("memory: %+v", m)
+	}
+	// Beside route changes every packet but those of flows that share a stamp with one of them keeps its next hop.
+	if c := r.Churn; c.Changes == 0 || c.Packets != 2*1024 || c.Hits+c.Looked != c.Packets || c.Looked > c.Packets/4 {
+		t.Errorf("churn: %+v", c)
+	}
 }
 
 func TestClock(t *testing.T) {

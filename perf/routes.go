@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"runtime"
 	"text/tabwriter"
+	"time"
+	"unsafe"
 
 	"pollux/internal/packet"
 	"pollux/nat"
@@ -30,6 +33,16 @@ type Routes struct {
 	Rows    []RouteRow `json:"rows"`
 	Aliases int        `json:"alias_addresses"`
 	Mapping string     `json:"mapping"`
+	Memory  RouteCost  `json:"memory"`
+	Churn   RouteChurn `json:"churn"`
+}
+
+// RouteCost is what routes and remembered next hops take.
+type RouteCost struct {
+	SlotBytes   int     `json:"bytes_per_direction"` // of a link: its next hop, ingress port and stamp
+	LinkBytes   int     `json:"bytes_per_link"`      // both directions
+	RouteBytes  float64 `json:"bytes_per_route"`     // growth of the heap by the table, divided by the routes
+	LoadSeconds float64 `json:"load_s"`              // to put all routes into the table, without the kernel's part
 }
 
 // RouteRow is one way of finding the next hop: plain, lookup or cache.
@@ -48,12 +61,16 @@ func MeasureRoutes(o RoutesOptions) (*Routes, error) {
 }
 
 func (r *Routes) measure(o RoutesOptions) error {
-	prefixes := randomPrefixes(o.Routes)
+	prefixes := RandomPrefixes(o.Routes)
 	list := make([]rtcache.StaticRoute, len(prefixes))
 	for i, p := range prefixes {
 		list[i] = rtcache.StaticRoute{Prefix: p, Port: outPort}
 	}
-	w, err := newWorld(worldOptions{limits: nat.Limits{Links: o.Links}, routes: list, flows: flows{remotes: destinations(prefixes, o.Links)}})
+	if err := r.Memory.measure(list); err != nil {
+		return err
+	}
+	remotes := destinations(prefixes, o.Links)
+	w, err := newWorld(worldOptions{limits: nat.Limits{Links: o.Links}, routes: list, flows: flows{remotes: remotes}})
 	if err != nil {
 		return err
 	}
@@ -99,11 +116,35 @@ func (r *Routes) measure(o RoutesOptions) error {
 		}
 		r.Rows = append(r.Rows, RouteRow{row.name, ns})
 	}
-	return nil
+	return r.measureChurn(w, o, remotes)
 }
 
-// randomPrefixes gives n different prefixes with the lengths that are common in the Internet's table; more than half are /24.
-func randomPrefixes(n int) []netip.Prefix {
+// measure loads a table that nobody uses.
+func (c *RouteCost) measure(routes []rtcache.StaticRoute) error {
+	c.SlotBytes = int(unsafe.Sizeof(*nat.Packet{}.Hop))
+	c.LinkBytes = 2 * c.SlotBytes
+	before := heap()
+	begun := time.Now()
+	t, err := rtcache.NewStatic(rtcache.StaticOptions{
+		Ports:  []rtcache.Port{{Name: "in", Inside: true, MAC: portMAC}, {Name: "out", MAC: portMAC}},
+		Routes: routes,
+	})
+	c.LoadSeconds = time.Since(begun).Seconds()
+	c.RouteBytes = float64(heap()-before) / float64(len(routes))
+	runtime.KeepAlive(t)
+	return err
+}
+
+// heap is what the heap holds in bytes, garbage not counted.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// RandomPrefixes gives n different prefixes with the lengths that are common in the Internet's table; more than half are /24.
+func RandomPrefixes(n int) []netip.Prefix {
 	lengths := [...]int{24, 24, 24, 24, 24, 24, 24, 24, 23, 22, 22, 21, 20, 19, 18, 16}
 	r := newRandom()
 	seen := make(map[netip.Prefix]bool, n)
@@ -154,5 +195,8 @@ func (r *Routes) Print(w io.Writer) error {
 	}
 	fmt.Fprintln(t, "\nProcessor time of one core, bursts of 64, random flows in both directions, making the packets taken off. NAT is the whole")
 	fmt.Fprintln(t, "worker. Without NAT: parse with header checksum, route, TTL, MAC addresses.")
+	fmt.Fprintf(t, "\nA link remembers %d bytes for each direction. A route takes %.0f bytes; %d routes were in the table after %.2f s.\n",
+		r.Memory.SlotBytes, r.Memory.RouteBytes, r.Routes, r.Memory.LoadSeconds)
+	r.Churn.print(t)
 	return t.Flush()
 }

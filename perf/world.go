@@ -23,6 +23,7 @@ const (
 type world struct {
 	umem   *rings.UMEM
 	table  *rtcache.Table
+	view   *rtcache.View // the worker's
 	shard  *nat.Shard
 	worker *pmd.Worker
 	ports  [2]*feed
@@ -149,7 +150,8 @@ func newWorld(o worldOptions) (w *world, err error) {
 		return nil, err
 	}
 	w.writer = writer{umem: w.umem, tcp: o.tcp, flags: packet.TCPAck}
-	wo := pmd.WorkerOptions{UMEM: w.umem, Pool: pool, NAT: w.shard, Routes: w.table.View(), Table: w.table, Aliases: pmd.Aliases(&rules)}
+	w.view = w.table.View()
+	wo := pmd.WorkerOptions{UMEM: w.umem, Pool: pool, NAT: w.shard, Routes: w.view, Table: w.table, Aliases: pmd.Aliases(&rules)}
 	for i := range w.ports {
 		w.ports[i] = &feed{w: w, side: nat.Side(i)}
 		wo.Ports = append(wo.Ports, pmd.WorkerPort{Port: w.ports[i], Side: nat.Side(i), MAC: portMAC})

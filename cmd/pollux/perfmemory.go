@@ -82,16 +82,6 @@ func exhaustionCommand() *cli.Command {
 		packetsFlag(d.Searches), repeatFlag(), plotFlag())
 }
 
-func routesCommand() *cli.Command {
-	return memoryScenario("rtcache", "what the next hop that a flow remembers is worth",
-		"Established UDP flows to destinations all over a table of routes: forwarding without NAT, NAT with a look-up and a\n"+
-			"reverse-path check for every packet, NAT with the remembered next hop. One alias address.",
-		func(c *cli.Context) (report, error) {
-			return perf.MeasureRoutes(perf.RoutesOptions{Routes: c.Int("routes"), Links: c.Int("links"), Packets: c.Int("packets"), Repeat: c.Int("repeat")})
-		},
-		&cli.IntFlag{Name: "routes", Value: 1000, Usage: "`N` routes"}, linksFlag(1<<16), packetsFlag(1<<20), repeatFlag())
-}
-
 func clockCommand() *cli.Command {
 	return memoryScenario("clock", "what it would cost to read the time for every packet",
 		"Established UDP flows, with the time read once per burst, for every packet, and for every packet by a system call.",

@@ -21,7 +21,7 @@ func TestPerfScenarios(t *testing.T) {
 		"established":     {"--links 64 --packets 128 --repeat 1", "links ns_per_packet bytes_per_link", true},
 		"new-flows":       {"--links 64 --repeat 1 --mapping endpoint-independent", "flows_per_second refused", false},
 		"port-exhaustion": {"--packets 64 --repeat 1", "points allocated capacity caches", true},
-		"rtcache":         {"--routes 50 --links 64 --packets 128 --repeat 1", "rows", false},
+		"rtcache":         {"--routes 50 --links 64 --packets 128 --repeat 1", "rows memory churn", false},
 		"clock":           {"--links 64 --packets 128 --repeat 1", "rows", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -65,6 +65,9 @@ func TestPerfUsage(t *testing.T) {
 		"libalias --max-seconds 0":          "--max-seconds: is 0; allowed:",
 		"rtcache 5":                         `unexpected argument "5"`,
 		"port-exhaustion --packets -1":      "--packets: is -1; allowed: a number from 1",
+		"rtcache --lab --packets 5":         "--packets: is for the measurement in memory",
+		"rtcache --rounds 5":                "--rounds: is for --lab",
+		"rtcache --lab --flows 0":           "--flows: must be from 1",
 		"clock --plot x.svg":                "--plot: no such flag",
 		"rtcache --routes 10 --links 99999": "--links: is 99999; allowed: a number from 2 to 1280",
 	} {

@@ -111,6 +111,39 @@ func TestNDRFindsARate(t *testing.T) {
 	}
 }
 
+// Six rows or, where the kernel has no flowtable, five; the cache was in use where its row says so, and only there.
+func TestRoutesInTheLab(t *testing.T) {
+	o := tiny(t)
+	o.Rounds, o.Flows, o.Links, o.Slot = 1, 200, 0, 100*time.Millisecond
+	r, err := Routes(context.Background(), RoutesOptions{Options: o, Routes: 700})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows)+len(r.Absent) != 6 || r.Load.KernelSeconds <= 0 || r.Load.StartSeconds <= 0 {
+		t.Fatalf("%d rows, absent %v, %+v", len(r.Rows), r.Absent, r.Load)
+	}
+	for _, row := range r.Rows {
+		if row.NS.Min <= 0 || row.PPS.Min <= 0 || row.ToPlain.Min <= 0 || (row.ToOther != nil) != strings.HasPrefix(row.Name, pollux) {
+			t.Errorf("%+v", row)
+		}
+	}
+	if r.Links != 200 {
+		t.Errorf("%d links of 200 flows to as many destinations", r.Links)
+	}
+	if c := r.Cache; c.Hits == 0 || c.CacheOff == 0 || c.ReverseChecked < c.CacheOff || c.Unattached > 400 {
+		t.Errorf("%+v", c)
+	}
+	var b bytes.Buffer
+	if err := r.Print(&b); err != nil || !strings.Contains(b.String(), "pollux cache") {
+		t.Errorf("%v: %s", err, &b)
+	}
+	for _, n := range []int{0, 3_000_000} {
+		if _, err := Routes(context.Background(), RoutesOptions{Options: o, Routes: n}); err == nil {
+			t.Errorf("%d routes are taken", n)
+		}
+	}
+}
+
 func TestSoakCountsFrames(t *testing.T) {
 	o := tiny(t)
 	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: 4 * time.Second, Rate: 5000, NewFlows: 500})

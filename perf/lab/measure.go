@@ -80,7 +80,9 @@ type slot struct {
 // run sends and counts. back > 0 has every so manyth packet sent back.
 func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Duration, back int) (m slot, err error) {
 	inside, outside := p.net.Inside[0], p.net.Outside[0]
-	f.Dst = pktgen.Range{First: outside.Addr, Count: 1}
+	if f.Dst.Count == 0 {
+		f.Dst = pktgen.Range{First: outside.Addr, Count: 1}
+	}
 	open := func(h *netlab.Host, back int) (s pktgen.Sink, err error) {
 		err = h.Do(func() error {
 			s, err = pktgen.OpenSink(pktgen.SinkOptions{Device: h.Device, Backend: pktgen.Kernel, BackEvery: back})

@@ -63,6 +63,7 @@ func afxdp(name string) bool { return name == "pollux" || name == "l2fwd" }
 type peer struct {
 	name     string
 	net      *netlab.Lab
+	args     []string // more of pollux's
 	process  *netlab.Process
 	threads  []int // NAPI's
 	dst      net.HardwareAddr
@@ -179,7 +180,7 @@ func (p *peer) start(o *Options) error {
 	switch p.name {
 	case "pollux":
 		args = append([]string{"run", "--control", p.net.Socket(), "--alias", netlab.GatewayOutside.String(), "--cores", core, "--queues", "0",
-			"--nat-mapping-udp", "endpoint-dependent", "--limits-links", strconv.Itoa(o.Links)}, common...)
+			"--nat-mapping-udp", "endpoint-dependent", "--limits-links", strconv.Itoa(o.Links)}, append(common, p.args...)...)
 	case "l2fwd":
 		insideMAC, err := macOf(p.net.Inside[0].Namespace, p.net.Inside[0].Device)
 		if err != nil {

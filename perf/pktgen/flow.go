@@ -80,6 +80,7 @@ func ParsePorts(s string) (PortRange, error) {
 type Flows struct {
 	Src, Dst           Range
 	SrcPorts, DstPorts PortRange
+	DstStep            uint32 // from one destination address to the next; 0: 1, they are consecutive
 
 	Count    uint64  // flows in use at a time; 0: the whole space, so that every packet begins a new flow
 	Random   bool    // any of them next; else in turn
@@ -97,6 +98,9 @@ func (f *Flows) check() error {
 	}
 	if f.Src.First.Is4() != f.Dst.First.Is4() {
 		return fmt.Errorf("flows: %v and %v are of different families", f.Src.First, f.Dst.First)
+	}
+	if uint64(f.Dst.low32())+uint64(f.Dst.Count-1)*uint64(f.step()) > math.MaxUint32 {
+		return fmt.Errorf("flows: %d destinations from %v, %d apart, are not possible", f.Dst.Count, f.Dst.First, f.step())
 	}
 	for _, p := range []*PortRange{&f.SrcPorts, &f.DstPorts} {
 		if p.Count == 0 || uint32(p.First)+p.Count > 1<<16 {
@@ -122,10 +126,13 @@ func (f *Flows) check() error {
 	return nil
 }
 
+// step is DstStep as it holds.
+func (f *Flows) step() uint32 { return max(f.DstStep, 1) }
+
 // tuple returns what tells flow n of the space: last 32 bits of both addresses, and both ports.
 func (f *Flows) tuple(n uint64) (src, dst uint32, sport, dport uint16) {
 	cell, turn := n%f.localPer, n/f.localPer
 	ports, remotes := uint64(f.SrcPorts.Count), uint64(f.DstPorts.Count)
-	return f.Src.low32() + uint32(cell/ports), f.Dst.low32() + uint32(turn/remotes%uint64(f.Dst.Count)),
+	return f.Src.low32() + uint32(cell/ports), f.Dst.low32() + uint32(turn/remotes%uint64(f.Dst.Count))*f.step(),
 		f.SrcPorts.First + uint16(cell%ports), f.DstPorts.First + uint16((cell+turn)%remotes)
 }

@@ -53,7 +53,7 @@ func (s *kernelSender) load(th *thread, ifindex int) error {
 	f, t := th.flows, th.template
 	c := kernelConfig{
 		Flows: f.Count, Space: f.space, Limit: th.count, NewFlows: uint64(f.NewPerS), Ifindex: uint32(ifindex),
-		Src: f.Src.low32(), Srcs: f.Src.Count, Dst: f.Dst.low32(), Dsts: f.Dst.Count,
+		Src: f.Src.low32(), Srcs: f.Src.Count, Dst: f.Dst.low32(), Dsts: f.Dst.Count, DstStep: f.step(),
 		Sport: uint32(f.SrcPorts.First), Sports: f.SrcPorts.Count, Dport: uint32(f.DstPorts.First), Dports: f.DstPorts.Count,
 		Patterns: uint32(len(t.pattern)), TemplateBytes: uint32(len(s.frame)), Proto: t.proto,
 	}

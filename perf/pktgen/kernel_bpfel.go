@@ -26,6 +26,7 @@ type kernelConfig struct {
 	Srcs     uint32
 	Dst      uint32
 	Dsts     uint32
+	DstStep  uint32
 	Sport    uint32
 	Sports   uint32
 	Dport    uint32
@@ -42,6 +43,7 @@ type kernelConfig struct {
 	Proto         uint8
 	Stamped       uint8
 	Random        uint8
+	_             [4]byte
 }
 
 type kernelHistogram struct {

@@ -43,6 +43,7 @@ struct config {
 	__u64 new_flows;            // per second
 	__u32 ifindex;
 	__u32 src, srcs, dst, dsts; // last 32 bits of the first address, host order; how many
+	__u32 dst_step;             // from one destination to the next
 	__u32 sport, sports, dport, dports;
 	__u32 patterns;
 	struct size pattern[PATTERN_MAX];
@@ -92,7 +93,7 @@ SEC("xdp") int generate(struct xdp_md *ctx)
 	__u64 cells = (__u64)cfg.srcs * cfg.sports;
 	__u64 cell = flow % cells, turn = flow / cells;
 	__u32 src = bpf_htonl(cfg.src + (__u32)(cell / cfg.sports));
-	__u32 dst = bpf_htonl(cfg.dst + (__u32)(turn / cfg.dports % cfg.dsts));
+	__u32 dst = bpf_htonl(cfg.dst + (__u32)(turn / cfg.dports % cfg.dsts) * cfg.dst_step);
 	__u16 sport = bpf_htons(cfg.sport + (__u16)(cell % cfg.sports));
 	__u16 dport = bpf_htons(cfg.dport + (__u16)((cell + turn) % cfg.dports));
 
