@@ -243,6 +243,12 @@ func (o *Owners) ClearRedirect(alias packet.Addr, row Row, port uint16) {
 	o.wish(alias, row, port, false, redirectWish)
 }
 
+// Redirected reports whether a redirect publishes a port, though a worker may hold the byte still.
+func (o *Owners) Redirected(alias packet.Addr, row Row, port uint16) bool {
+	a := o.table.Load().find(alias)
+	return a != nil && a.wishes.Load() != 0 && a.wished(row, port) == ByteRedirect
+}
+
 // SetRedirectAll is SetRedirect for every row and port of an address that an address redirect publishes whole. It reports
 // whether every byte says so already.
 func (o *Owners) SetRedirectAll(alias packet.Addr) bool {

@@ -98,7 +98,7 @@ func New(o Options) (*Space, error) {
 	seed[0] ^= uint8(o.Worker) // workers may be given one seed: each must choose differently
 	s := &Space{me: uint8(o.Worker + 1), rng: rand.NewChaCha8(seed), index: make([]aliasSlot, 4)}
 	s.events.ring = make([]BlockEvent, eventsMax)
-	if err := s.check(o); err != nil {
+	if err := check(o); err != nil {
 		return nil, err
 	}
 	var err error
@@ -133,11 +133,8 @@ func (s *Space) Close() {
 func (s *Space) Configure(o Options) error {
 	o.Worker, o.Workers, o.Seed = s.o.Worker, s.o.Workers, s.o.Seed
 	o.Hosts, o.Links, o.Caches = s.o.Hosts, s.o.Links, s.o.Caches
-	if err := s.check(o); err != nil {
+	if err := s.Check(o); err != nil {
 		return err
-	}
-	if o.Owners != s.o.Owners {
-		return fmt.Errorf("lport: the owner table cannot be exchanged in a running Space")
 	}
 	if o.Block.Size != s.o.Block.Size || o.Block.Size != 0 && skewOf(o) != s.blocks.skew {
 		s.dissolve(o.Now)
@@ -146,7 +143,15 @@ func (s *Space) Configure(o Options) error {
 	return nil
 }
 
-func (s *Space) check(o Options) error {
+// Check says what Configure would refuse; nothing changes.
+func (s *Space) Check(o Options) error {
+	if o.Owners != s.o.Owners {
+		return fmt.Errorf("lport: the owner table cannot be exchanged in a running Space")
+	}
+	return check(o)
+}
+
+func check(o Options) error {
 	switch b := o.Block; {
 	case o.Owners == nil:
 		return fmt.Errorf("lport: no owner table given")

@@ -72,7 +72,7 @@ func (s *Shard) absent(id uint32, now clock.Tick) bool {
 		return false
 	}
 	if !s.stands(id) {
-		s.counters.Deleted++
+		s.counters.Unruled++
 		return true
 	}
 	s.stamp(id)
@@ -174,14 +174,18 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	s.known(p, 2*id, now)
 }
 
-// barred stops a packet that may not open a link, whatever the rules: its source can't be where it came from, or its TTL ends
-// here.
+// barred stops a packet that may not open a link, whatever the rules: its source can't be where it came from, its TTL ends
+// here, or no new links are wanted.
 func (s *Shard) barred(p *Packet) bool {
 	switch {
 	case !p.Hairpin && s.reverse != nil && !s.reverse(p.H.Src, p.Ingress):
 		s.drop(p, reason.ReversePath)
 	case p.H.TTL <= 1:
 		s.answer(p, 11, 0, reason.TTLExpired)
+	case s.draining && p.Side == Inside && !p.Hairpin:
+		s.refuse(p, reason.Draining)
+	case s.draining:
+		s.drop(p, reason.Draining)
 	default:
 		return false
 	}

@@ -20,7 +20,9 @@ const (
 
 // SetRules replaces the rules, whole or not at all. Links whose rule still stands live on as they are (the translation of
 // a link is settled when it is made); all others are dead at once: no packet finds them, and Advance cleans them up in slices.
-// Giving the rules that hold already changes nothing. Redirects added at run time stay.
+// Giving the rules that hold already changes nothing. Redirects added at run time stay. Where workers share the alias
+// ports, steering and the marks of redirects must say what the new rules need before this is called: a link whose two
+// directions do not both come here any more does not stand, nor does one on a port that a redirect publishes now.
 func (s *Shard) SetRules(r Rules, now clock.Tick) error {
 	s.keeper.enter()
 	defer s.keeper.leave()
@@ -29,6 +31,45 @@ func (s *Shard) SetRules(r Rules, now clock.Tick) error {
 	}
 	return s.setRules(r, now, nil)
 }
+
+// Prepare does everything of SetRules that can fail and changes nothing that a packet could tell: a SetRules of the same
+// rules that follows succeeds. So several shards take new rules all or none.
+func (s *Shard) Prepare(r Rules) error {
+	s.keeper.enter()
+	defer s.keeper.leave()
+	if err := check(&r); err != nil {
+		return err
+	}
+	plan, err := newPlan(&r)
+	if err != nil {
+		return err
+	}
+	if err := s.roomForWindows(&r); err != nil {
+		return err
+	}
+	o := s.portOpt
+	portOptions(&o, &r, plan)
+	return s.ports.Check(o)
+}
+
+// roomForWindows maps the table of TCP windows when rules ask for it first.
+func (s *Shard) roomForWindows(r *Rules) (err error) {
+	if r.TCPWindowTracking && s.windows == nil {
+		s.windows, err = table[window](&s.memory, len(s.cold))
+	}
+	return err
+}
+
+// portOptions fills in what rules say about alias ports.
+func portOptions(o *lport.Options, r *Rules, plan *lport.Plan) {
+	o.Low, o.High = r.PortRange.Low, r.PortRange.High
+	o.SamePorts, o.Parity = r.SamePorts, r.PortParity
+	o.Block = lport.Block(r.Blocks)
+	o.Deterministic = plan
+}
+
+// Sweeping reports whether links are left that the latest change of rules has not been applied to; Advance works on them.
+func (s *Shard) Sweeping() bool { return s.sweep != 0 }
 
 // setRules puts rules in force; o is given at the start only.
 func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
@@ -42,10 +83,8 @@ func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
 	if err != nil {
 		return err
 	}
-	if r.TCPWindowTracking && s.windows == nil {
-		if s.windows, err = table[window](&s.memory, len(s.cold)); err != nil {
-			return err
-		}
+	if err := s.roomForWindows(&r); err != nil {
+		return err
 	}
 	published := append(s.publics(), configPublics(&r)...)
 	if s.private {
@@ -58,10 +97,7 @@ func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
 		}
 	}
 	s.portOpt.Owners = s.owners
-	s.portOpt.Low, s.portOpt.High = r.PortRange.Low, r.PortRange.High
-	s.portOpt.SamePorts, s.portOpt.Parity = r.SamePorts, r.PortParity
-	s.portOpt.Block = lport.Block(r.Blocks)
-	s.portOpt.Deterministic = plan
+	portOptions(&s.portOpt, &r, plan)
 	s.portOpt.Now = now
 	if o != nil {
 		s.portOpt.Worker, s.portOpt.Workers, s.portOpt.Seed = o.Worker, o.Workers, o.Seed
@@ -127,7 +163,7 @@ func (s *Shard) sweepOne(now clock.Tick) {
 		if s.stands(id) {
 			s.stamp(id)
 		} else {
-			s.counters.Deleted++
+			s.counters.Unruled++
 			s.remove(id, now)
 		}
 	}
@@ -149,6 +185,8 @@ func (s *Shard) stands(id uint32) bool {
 	since := s.epoch - uint32(s.epoch8-s.lines[2*id].epoch)
 	alias := s.aliasOf(id)
 	switch {
+	case s.steering != nil && !s.comesHere(id):
+		return false
 	case s.has(id, flagTarget):
 		return s.rules.Target == s.localOf(id).Addr && s.targetBorn <= since
 	}
@@ -160,6 +198,16 @@ func (s *Shard) stands(id uint32) bool {
 		return s.covered(id, since)
 	}
 	return !s.rules.ResetOnAddressChange || o != nil && (o.flags&addrPool != 0 || o.flags&addrPublished != 0 && s.has(id, flagOneShot))
+}
+
+// comesHere reports whether both directions of a link belong to this worker still. A port that a redirect publishes now is
+// everybody's: it turns when the worker has closed what it has there.
+func (s *Shard) comesHere(id uint32) bool {
+	n := newLink{local: s.localOf(id), alias: s.aliasOf(id), remote: s.remoteOf(id), proto: s.protoOf(id)}
+	if s.portKind(id) != portRule && protoIndex(n.proto) != 3 && s.owners.Redirected(n.alias.Addr, rowOf(n.proto), n.alias.Port) {
+		return false
+	}
+	return s.mineOut(&n) && s.mineIn(&n)
 }
 
 // covered reports whether a rule that was there at epoch since would make the link.

@@ -57,7 +57,8 @@ type Counters struct {
 	Created   uint64
 	Expired   uint64 // idle for longer than the timeout
 	Recycled  uint64 // closing links given up because the table or the ports were full
-	Deleted   uint64 // by Delete, or because their rule went
+	Deleted   uint64 // by Delete
+	Unruled   uint64 // because a change of rules left them without the one that made them
 	Reopened  uint64 // a SYN on a closing link
 	Untouched uint64 // forwarded without translation
 	HeldSYN   uint64
@@ -112,6 +113,7 @@ type Shard struct {
 	windows  []window // by link, while windows are tracked
 	holds    holds
 	now      clock.Tick // of the last Translate or Advance
+	draining bool       // no new links
 	frag     fragments
 	freed    releases
 
@@ -207,6 +209,9 @@ func (s *Shard) Counters() *Counters {
 	s.counters.Memory = s.memory.bytes
 	return &s.counters
 }
+
+// Drain says whether flows that have no link yet are turned away, with the reason Draining. Those that have one go on.
+func (s *Shard) Drain(on bool) { s.draining = on }
 
 // Ports returns the shard's port space, for its numbers and for idle ports that other workers ask for.
 func (s *Shard) Ports() *lport.Space { return s.ports }

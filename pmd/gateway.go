@@ -17,7 +17,7 @@ import (
 
 // Gateway is a running dataplane: ports bound, XDP attached, workers polling. Its methods may be called from any goroutine.
 type Gateway struct {
-	o     Options
+	o     Options // its Live part: guarded by changing once workers run
 	space namespace
 	ports []*gatewayPort
 
@@ -34,6 +34,8 @@ type Gateway struct {
 	workers  []*gatewayWorker
 
 	world world // what the kernel tells, and what follows from it
+
+	changing sync.Mutex // held while rules, or what follows from the world, are put in force
 
 	life sync.RWMutex // held while something looks inside; written when there is nothing left to look into
 	gone bool

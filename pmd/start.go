@@ -200,7 +200,11 @@ func (g *Gateway) openRoutes() (err error) {
 // openShards makes the NAT state: a shard for each worker.
 func (g *Gateway) openShards() error {
 	rules, addresses := g.world.rules(&g.o)
-	if err := g.publish(rules, addresses); err != nil {
+	aliases, want := Aliases(rules), wanted(rules)
+	if err := g.publishNew(rules, aliases, want, addresses); err != nil {
+		return err
+	}
+	if err := g.dropOld(rules, aliases, want); err != nil {
 		return err
 	}
 	n := len(g.workers)

@@ -29,9 +29,10 @@ var steerWhyNames = [steerWhys]string{
 	"inside-address", "flow", "alias-port", "redirect", "target", "protocol", "icmp-error", "fragment", "unowned-port",
 }
 
-// Steering says which worker owns a packet, by owner byte and by what is configured. Nothing in it changes while a gateway
-// runs: redirects that follow a port's address steer their local endpoints also while the address is missing, so that no
-// live flow ever moves; everything else that changes is in the owner bytes. Each worker reads it without a look at anybody.
+// Steering says which worker owns a packet, by owner byte and by what is configured. Nothing in it changes while workers poll:
+// a reload replaces it whole when all of them stand still (Gateway.together). Redirects that follow a port's address steer
+// their local endpoints also while the address is missing, so that no live flow ever moves; everything else that changes is in
+// the owner bytes. Each worker reads it without a look at anybody. Only workers may read one that is in use.
 type Steering struct {
 	owners  *lport.Owners
 	workers uint32

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -22,11 +21,11 @@ type world struct {
 	mu        sync.Mutex
 	ports     []rtcache.Port // by index; rtcache's goroutine writes
 	addresses rtcache.Addresses
-	current   nat.Rules     // Start and then the goroutine of follow write
+	current   nat.Rules     // Start and then whoever holds Gateway.changing write
 	aliases   []packet.Addr // of current
 
 	changed chan struct{} // ports or addresses moved
-	marks   map[mark]bool // Start's and then follow's alone
+	marks   map[mark]bool // likewise
 }
 
 func (w *world) onPort(p rtcache.Port) {
@@ -115,35 +114,6 @@ func FollowPort(r nat.Rules, own packet.Addr) nat.Rules {
 	return r
 }
 
-// publish makes addresses and redirects known to the owner table and the XDP programs. The rules are not the worker's yet.
-func (g *Gateway) publish(r *nat.Rules, local []netip.Addr) error {
-	w := &g.world
-	target := !r.DenyIncoming && r.Target != 0
-	aliases := Aliases(r)
-	for _, a := range aliases {
-		if err := g.owners.Add(a); err != nil {
-			return err
-		}
-		if _, err := g.tables.SetAlias(a, rings.AliasOptions{ARPPorts: g.arpPorts(a), Target: target}); err != nil {
-			return err
-		}
-	}
-	// An address that is no alias any more is the kernel's business at once. Its owner bytes stay: the worker gives its
-	// ports back as it closes the links, and the address may return.
-	for _, a := range w.aliases {
-		if !slices.Contains(aliases, a) {
-			if err := g.tables.RemoveAlias(a); err != nil {
-				return err
-			}
-		}
-	}
-	w.mark(g.owners, r)
-	w.mu.Lock()
-	w.current, w.aliases = *r, aliases
-	w.mu.Unlock()
-	return g.tables.SetLocal(local)
-}
-
 // arpPorts says by which ports an alias address is directly connected: where ARP for it is answered, unless the kernel has
 // the address itself.
 func (g *Gateway) arpPorts(a packet.Addr) uint16 {
@@ -168,12 +138,12 @@ func Publish(owners *lport.Owners, r *nat.Rules) error {
 			return err
 		}
 	}
-	new(world).mark(owners, r)
+	new(world).markNew(owners, wanted(r))
 	return nil
 }
 
-// mark makes the owner table say which ports redirects publish.
-func (w *world) mark(owners *lport.Owners, r *nat.Rules) {
+// wanted lists the places that the redirects of r hold.
+func wanted(r *nat.Rules) map[mark]bool {
 	want := map[mark]bool{}
 	for i := range r.RedirectAddr {
 		want[mark{r.RedirectAddr[i].Public, lport.Rows, 0}] = true
@@ -192,25 +162,37 @@ func (w *world) mark(owners *lport.Owners, r *nat.Rules) {
 			want[mark{p.Public, lport.RowOther, uint16(port)}] = true
 		}
 	}
-	set := func(m mark, on bool) {
+	return want
+}
+
+// markNew makes the owner table say which ports redirects publish, markGone which they publish no more. In between both hold.
+func (w *world) markNew(owners *lport.Owners, want map[mark]bool) {
+	for m := range want {
 		switch {
-		case m.row == lport.Rows && on:
-			owners.SetRedirectAll(m.alias)
+		case w.marks[m]:
 		case m.row == lport.Rows:
-			owners.ClearRedirectAll(m.alias)
-		case on:
-			owners.SetRedirect(m.alias, m.row, m.port)
+			owners.SetRedirectAll(m.alias)
 		default:
+			owners.SetRedirect(m.alias, m.row, m.port)
+		}
+	}
+}
+
+func (w *world) markGone(owners *lport.Owners, want map[mark]bool) {
+	for m := range w.marks {
+		switch {
+		case want[m]:
+		case m.row == lport.Rows: // but for ports that are published one by one as well
+			for row := range lport.Rows {
+				for port := range 1 << 16 {
+					if !want[mark{m.alias, row, uint16(port)}] {
+						owners.ClearRedirect(m.alias, row, uint16(port))
+					}
+				}
+			}
+		case !want[mark{m.alias, lport.Rows, 0}]:
 			owners.ClearRedirect(m.alias, m.row, m.port)
 		}
-	}
-	for m := range w.marks {
-		if !want[m] {
-			set(m, false)
-		}
-	}
-	for m := range want {
-		set(m, true) // again for those that are there: clearing a whole address clears them
 	}
 	w.marks = want
 }
@@ -264,46 +246,21 @@ func (g *Gateway) follow() {
 
 // adapt does that. announce: neighbours must be told of all alias addresses again.
 func (g *Gateway) adapt(announce bool) error {
-	w := &g.world
-	before, known := w.current, w.aliases
-	rules, addresses := w.rules(&g.o)
-	if err := g.publish(rules, addresses); err != nil {
-		return err
-	}
+	g.changing.Lock()
+	defer g.changing.Unlock()
 	moved, err := g.adaptMACs()
 	if err != nil {
 		return err
 	}
+	if err := g.enforce(&g.o); err != nil {
+		return err
+	}
 	if moved || announce { // neighbours remember the old address
-		for _, a := range w.aliases {
+		for _, a := range g.world.aliases {
 			g.announce(a)
 		}
 	}
-	if reflect.DeepEqual(&before, rules) {
-		return nil
-	}
-	slog.Info("alias addresses follow the kernel", "aliases", w.aliases, "own", rules.Kernel)
-	aliases := w.aliases
-	// Worker by worker: a link is made at one that has the rules already only if both its directions come there, and
-	// nothing that steers has changed but owner bytes, which turn when whoever has them lets go.
-	for _, k := range g.workers {
-		if ended := k.loop.Do(func(now clock.Tick) bool {
-			if e := k.shard.SetRules(*rules, now); e == nil {
-				k.worker.o.Aliases = aliases
-			} else {
-				err = e
-			}
-			return true
-		}); ended != nil {
-			return ended
-		}
-	}
-	for _, a := range w.aliases {
-		if !slices.Contains(known, a) {
-			g.announce(a)
-		}
-	}
-	return err
+	return nil
 }
 
 // adaptMACs follows MAC addresses of ports and reports whether one changed.

@@ -37,6 +37,7 @@ const (
 	Punted
 	Held
 	NoFrame
+	Draining
 	Count // number of reasons; not a reason
 )
 
@@ -70,6 +71,7 @@ var table = [Count]struct{ name, help string }{
 	Punted:          {"punted", "handed to the gateway's own stack by a worker"},
 	Held:            {"held", "still held: a fragment, an unresolved neighbour, an unsolicited SYN"},
 	NoFrame:         {"no-frame", "no free frame to build or copy a packet in"},
+	Draining:        {"draining", "a new flow while `pollux drain` lets the old ones run out"},
 }
 
 // String returns the stable kebab-case name.
