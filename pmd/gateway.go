@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"pollux/internal/clock"
 	"pollux/internal/cpu"
@@ -36,6 +37,7 @@ type Gateway struct {
 	world world // what the kernel tells, and what follows from it
 
 	changing sync.Mutex // held while rules, or what follows from the world, are put in force
+	draining atomic.Bool
 
 	life sync.RWMutex // held while something looks inside; written when there is nothing left to look into
 	gone bool

@@ -347,7 +347,7 @@ func TestShow(t *testing.T) {
 		t.Fatal(err)
 	}
 	gateway := &showGateway{rtcache: true}
-	s := control.Serve(l, gateway, control.About{Version: buildVersion(), ConfigJSON: `{"mode":"auto"}`, ConfigYAML: "mode: auto\n"})
+	s := control.Serve(l, gateway, control.About{Version: buildVersion(), Config: func() (string, string) { return `{"mode":"auto"}`, "mode: auto\n" }})
 	defer s.Close()
 	for _, c := range []struct {
 		args string

@@ -30,7 +30,8 @@ func runCommand() *cli.Command {
 			"   pollux run --inside eth1 --outside eth0 --alias 203.0.113.1 --cores 2 --queues 0\n" +
 			"   pollux run --inside eth1 --outside eth0 --alias port --redirect-port tcp,port:443=10.0.0.2:443\n" +
 			"   pollux run -c /etc/pollux.yaml --limits-links 4000000\n\n" +
-			"SIGTERM or SIGINT ends it (status 0), a second one at once (status 1). When it can't start it says why in\n" +
+			"SIGTERM or SIGINT ends it (status 0), a second one at once (status 1). SIGHUP reads the file again, as\n" +
+			"`pollux reload` does. When it can't start it says why in\n" +
 			"one line, changes nothing, and exits with 2.",
 		Flags: flags.list(forGateway),
 		Action: func(c *cli.Context) error {
@@ -38,19 +39,21 @@ func runCommand() *cli.Command {
 			if err != nil {
 				return fail(statusUsage, err)
 			}
-			return serve(cfg, c.App.Writer, c.App.ErrWriter)
+			return serve(cfg, &service{file: c.String("config"), flags: flags.args, config: cfg}, c.App.Writer, c.App.ErrWriter)
 		},
 	}
 }
 
 // serve runs the gateway until a signal or a worker's death.
-func serve(cfg *config.Config, stdout, stderr io.Writer) error {
+func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 	logs := &heldWriter{to: stderr}
 	log, flush := newLogger(logs, cfg.Messages())
 	slog.SetDefault(log)
 	defer flush()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // from the start: by default it kills
 
 	listener, err := control.Listen(controlOptions(cfg))
 	if err != nil {
@@ -67,22 +70,27 @@ func serve(cfg *config.Config, stdout, stderr io.Writer) error {
 		scrapes.Close()
 		return fail(statusUsage, err)
 	}
+	s.gateway = gateway
 	exporter := newExporter(gateway)
 	scrapes.Serve(exporter)
-	server := control.Serve(listener, gateway, control.About{Version: buildVersion(), ConfigJSON: cfg.JSON(), ConfigYAML: cfg.YAML(), Metrics: exporter})
+	server := control.Serve(listener, gateway, control.About{Version: buildVersion(), Config: s.text, Operator: s, Metrics: exporter})
 	logs.release()
 	fmt.Fprintln(stdout, readyLine(cfg, gateway))
-	if err := notify("READY=1"); err != nil {
-		slog.Warn("the service manager was not told that pollux is ready", "error", err)
-	}
+	tell("READY=1")
 
 	var died error
-	select {
-	case s := <-signals:
-		slog.Info("stopping", "signal", s.String())
-	case <-gateway.Done():
-		if died = gateway.Err(); died == nil {
-			died = errors.New("the dataplane ended by itself")
+	for ends := false; !ends; {
+		select {
+		case <-hangups:
+			s.hangup()
+		case s := <-signals:
+			slog.Info("stopping", "signal", s.String())
+			ends = true
+		case <-gateway.Done():
+			if died = gateway.Err(); died == nil {
+				died = errors.New("the dataplane ended by itself")
+			}
+			ends = true
 		}
 	}
 	go func() {

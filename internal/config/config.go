@@ -87,6 +87,12 @@ func (c *Config) Gateway() pmd.Options {
 	return o
 }
 
+// Live returns the options that a running gateway can follow.
+func (c *Config) Live() pmd.Live {
+	o := c.Gateway()
+	return o.Live()
+}
+
 // queueList fills in queues left out: from 0 up, one for each core.
 func (s *settings) queueList() []int {
 	if len(s.queues) > 0 || len(s.cores) == 0 {

@@ -54,8 +54,17 @@ func (c *Client) do(ctx context.Context, method, path string, q url.Values, body
 	if json.NewDecoder(io.LimitReader(resp.Body, bodyBytesMax)).Decode(&refused) != nil || refused.Error == "" {
 		refused.Error = resp.Status
 	}
-	return nil, fmt.Errorf("control socket %s: %s", c.path, refused.Error)
+	err = fmt.Errorf("control socket %s: %s", c.path, refused.Error)
+	if resp.StatusCode == http.StatusConflict {
+		return nil, &Refused{refused.Error}
+	}
+	return nil, err
 }
+
+// Refused is the gateway's answer to a change that it does not make: nothing was changed.
+type Refused struct{ Why string }
+
+func (r *Refused) Error() string { return r.Why }
 
 // explain says what to do when nobody answers.
 func (c *Client) explain(err error) error {

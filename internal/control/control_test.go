@@ -101,7 +101,7 @@ func kindsGateway() *fakeGateway {
 	}
 }
 
-var about = About{Version: map[string]string{"version": "v9"}, ConfigJSON: `{"mode":"auto"}`, ConfigYAML: "mode: auto\n"}
+var about = About{Version: map[string]string{"version": "v9"}, Config: func() (string, string) { return `{"mode":"auto"}`, "mode: auto\n" }}
 
 // start serves on a socket of its own and returns a client.
 func start(t *testing.T, g Gateway) (*Client, *Server, string) {

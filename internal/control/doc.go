@@ -5,7 +5,11 @@
 // request stops the data path. Numbers are integers; field names are stable, and fields may be added.
 //
 //	GET /v1/version   what the binary was built from, as `pollux version --json`
-//	GET /v1/config    the effective configuration; ?format=yaml gives the file that would set it
+//	GET /v1/config    the effective configuration; ?format=yaml gives the file that would set it. Redirects added at run time
+//	                  are apart: in "runtime", in YAML as a comment
+//	POST /v1/reload   ReloadRequest: reads the configuration again, or takes the one given; answers with ReloadResult
+//	POST /v1/redirects    {"kind", "redirect"}: adds a redirect, written as its flag is, until the next reload; DELETE takes it back
+//	GET /v1/drain     {"drain": bool, "links": N}: whether new flows are turned away, and links left; PUT {"drain": bool} switches it
 //	GET /v1/workers   {"workers": [pmd.WorkerStats...]}: counters and frames by place, one entry a worker
 //	GET /v1/ports     {"ports": [pmd.PortStats...]}: one entry a network device
 //	GET /v1/drops     {"drops": [{"reason", "count", "help"}...]}: every reason of internal/reason, zero counts too

@@ -33,12 +33,12 @@ type Gateway interface {
 	RTCache() bool
 }
 
-// About is what does not change while the gateway runs.
+// About is what the gateway itself does not know.
 type About struct {
-	Version    any    // answered by /v1/version as JSON
-	ConfigJSON string // the effective configuration
-	ConfigYAML string
-	Metrics    http.Handler // answers GET /metrics; nil: there is none
+	Version  any                        // answered by /v1/version as JSON
+	Config   func() (json, yaml string) // the effective configuration now
+	Operator Operator                   // nil: nothing can be changed
+	Metrics  http.Handler               // answers GET /metrics; nil: there is none
 }
 
 // bodyBytesMax bounds what a client may send.
@@ -105,6 +105,7 @@ func Handler(g Gateway, about About) http.Handler {
 	if about.Metrics != nil {
 		mux.Handle("GET /metrics", about.Metrics)
 	}
+	a.operate(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Errorf("there is no %s %s", r.Method, r.URL.Path))
 	})
@@ -130,13 +131,14 @@ func refuse(w http.ResponseWriter, status int, err error) {
 }
 
 func (a *api) config(w http.ResponseWriter, r *http.Request) {
+	inJSON, inYAML := a.about.Config()
 	switch format := r.URL.Query().Get("format"); format {
 	case "yaml":
 		w.Header().Set("Content-Type", "application/yaml")
-		_, _ = io.WriteString(w, a.about.ConfigYAML)
+		_, _ = io.WriteString(w, inYAML)
 	case "", "json":
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, a.about.ConfigJSON+"\n")
+		_, _ = io.WriteString(w, inJSON+"\n")
 	default:
 		refuse(w, http.StatusBadRequest, fmt.Errorf("format is %q; allowed: json or yaml", format))
 	}

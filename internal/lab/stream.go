@@ -16,9 +16,10 @@ import (
 type StreamOptions struct {
 	Src   netip.Addr // local address; invalid: the kernel chooses
 	Dst   netip.AddrPort
-	Flows int // local ports that take turns
-	Rate  int // datagrams a second, of all flows together
-	Size  int // bytes of payload, at least 16
+	At    netip.AddrPort // where the receivers listen, behind a redirect; invalid: at Dst
+	Flows int            // local ports that take turns
+	Rate  int            // datagrams a second, of all flows together
+	Size  int            // bytes of payload, at least 16
 }
 
 // Stream sends numbered UDP datagrams at an even pace and notes where each arrives. It never catches up: after a pause of
@@ -70,7 +71,11 @@ func StartStream(from *Namespace, o StreamOptions, to ...*Namespace) (*Stream, e
 	}
 	s := &Stream{o: o, quit: make(chan struct{}), done: make(chan struct{})}
 	for i, n := range to {
-		pc, err := n.ListenPacket("udp", o.Dst.String())
+		at := o.Dst
+		if o.At.IsValid() {
+			at = o.At
+		}
+		pc, err := n.ListenPacket("udp", at.String())
 		if err != nil {
 			s.close()
 			return nil, err
