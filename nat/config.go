@@ -64,6 +64,7 @@ type RedirectPort struct {
 	Local  []Local // one, or a pool
 	Remote Remote
 	Pick   Pick
+	Added  bool // at run time, beside what is configured: so it is listed
 }
 
 // RedirectAddr maps a whole public address to a local one, ports kept. Several with the same Public and a common Pool
@@ -73,6 +74,7 @@ type RedirectAddr struct {
 	Local   []packet.Addr
 	Inbound bool // lets new inbound flows in whatever DenyIncoming says
 	Pick    Pick
+	Added   bool // as RedirectPort's
 }
 
 // RedirectProto maps one IP protocol without ports.
@@ -81,6 +83,7 @@ type RedirectProto struct {
 	Public packet.Addr
 	Local  packet.Addr
 	Remote packet.Addr // 0: any
+	Added  bool        // as RedirectPort's
 }
 
 // Rules is what may change while links live: SetRules replaces it whole.

@@ -102,7 +102,7 @@ func (s *Shard) Redirects(cursor uint32, max int, visit func(RedirectInfo)) (nex
 
 func redirectInfo(r *rule) RedirectInfo {
 	info := RedirectInfo{ID: r.id, Kind: "port", Proto: r.proto, Public: r.public, Remote: r.remote, Local: append([]Local(nil), r.locals...),
-		Pick: r.pick, Config: r.config, Inbound: r.inbound, OneShot: r.oneShot, Hits: r.hits}
+		Pick: r.pick, Config: r.config && !r.added, Inbound: r.inbound, OneShot: r.oneShot, Hits: r.hits}
 	switch {
 	case r.kind == ruleAddr:
 		info.Kind = "address"

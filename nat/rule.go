@@ -20,7 +20,8 @@ type rule struct {
 	turn   uint32  // pool: next to take
 	hits   uint64  // links made by it
 
-	config  bool       // from SetRules; others were added at run time
+	config  bool       // from SetRules; others came by AddRedirect
+	added   bool       // not by the configuration, for who lists rules
 	inbound bool       // RedirectAddr.Inbound
 	oneShot bool       // gone after its first hit or at deadline
 	death   clock.Tick // oneShot: when it ends unused

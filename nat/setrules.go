@@ -273,11 +273,11 @@ func configRules(r *Rules) (list []rule) {
 
 func portRuleOf(d RedirectPort) rule {
 	return rule{kind: rulePort, class: classOf(d.Remote), proto: d.Proto, pick: d.Pick, public: d.Public, remote: d.Remote,
-		locals: append([]Local(nil), d.Local...)}
+		locals: append([]Local(nil), d.Local...), added: d.Added}
 }
 
 func addrRule(d RedirectAddr) rule {
-	r := rule{kind: ruleAddr, class: classAny, pick: d.Pick, public: Alias{Addr: d.Public}, inbound: d.Inbound}
+	r := rule{kind: ruleAddr, class: classAny, pick: d.Pick, public: Alias{Addr: d.Public}, inbound: d.Inbound, added: d.Added}
 	for _, l := range d.Local {
 		r.locals = append(r.locals, Local{Addr: l})
 	}
@@ -287,7 +287,7 @@ func addrRule(d RedirectAddr) rule {
 func protoRule(d RedirectProto) rule {
 	remote := Remote{Addr: d.Remote}
 	return rule{kind: rulePort, class: classOf(remote), proto: d.Proto, public: Alias{Addr: d.Public}, remote: remote,
-		locals: []Local{{Addr: d.Local}}}
+		locals: []Local{{Addr: d.Local}}, added: d.Added}
 }
 
 // diffRules makes the table hold the configured redirects of r and those added at run time. Rules that stay keep their
@@ -311,7 +311,9 @@ func (s *Shard) diffRules(r *Rules, reset bool) {
 	for _, q := range configRules(r) {
 		k := keyOfRule(&q)
 		if had := kept[k]; len(had) > 0 {
+			added := q.added
 			q, kept[k] = had[0], had[1:]
+			q.added = added
 		} else {
 			q.config, q.born = true, s.epoch
 		}

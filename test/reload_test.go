@@ -257,6 +257,9 @@ func TestRedirectAtRunTime(t *testing.T) {
 				if show := o.must("show", "config"); !strings.Contains(show, "#   redirect port "+spec) {
 					t.Errorf("show config does not tell of it:\n%s", show)
 				}
+				if show := o.must("show", "redirects", "--json"); strings.Count(show, `"origin":"runtime"`) != 1 || strings.Count(show, `"origin":"config"`) != 1 {
+					t.Errorf("show redirects:\n%s", show)
+				}
 				s.flow()
 				o.must("redirect", "del", "port", "tcp,203.0.113.1:8080")
 				if err := ask(); err == nil {

@@ -48,10 +48,10 @@ func (c *Config) Rules() nat.Rules {
 		r.RedirectPort = p.expand(r.RedirectPort)
 	}
 	for _, a := range s.redirectAddr {
-		r.RedirectAddr = append(r.RedirectAddr, nat.RedirectAddr{Public: a.public, Local: slices.Clone(a.local), Inbound: a.inbound, Pick: a.pick})
+		r.RedirectAddr = append(r.RedirectAddr, nat.RedirectAddr{Public: a.public, Local: slices.Clone(a.local), Inbound: a.inbound, Pick: a.pick, Added: a.added})
 	}
 	for _, p := range s.redirectProto {
-		r.RedirectProto = append(r.RedirectProto, nat.RedirectProto{Proto: p.proto, Public: p.public, Local: p.local, Remote: p.remote})
+		r.RedirectProto = append(r.RedirectProto, nat.RedirectProto{Proto: p.proto, Public: p.public, Local: p.local, Remote: p.remote, Added: p.added})
 	}
 	return r
 }
@@ -60,7 +60,7 @@ func (c *Config) Rules() nat.Rules {
 func (p *redirectPort) expand(rules []nat.RedirectPort) []nat.RedirectPort {
 	for i := range p.public.size() {
 		r := nat.RedirectPort{
-			Proto: p.proto, Remote: p.remote, Pick: p.pick,
+			Proto: p.proto, Remote: p.remote, Pick: p.pick, Added: p.added,
 			Public: nat.Alias{Addr: p.public.addr, Port: p.public.low + uint16(i)},
 		}
 		for _, l := range p.local {

@@ -37,6 +37,7 @@ type redirectPort struct {
 	pool   bool // local was given as a list
 	remote nat.Remote
 	pick   nat.Pick
+	added  bool // at run time
 	at     place
 }
 
@@ -46,6 +47,7 @@ type redirectAddr struct {
 	pool    bool
 	inbound bool
 	pick    nat.Pick
+	added   bool
 	at      place
 }
 
@@ -54,6 +56,7 @@ type redirectProto struct {
 	public packet.Addr
 	local  packet.Addr
 	remote packet.Addr
+	added  bool
 	at     place
 }
 

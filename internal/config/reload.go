@@ -97,6 +97,14 @@ func (c *Config) WithRedirect(r Redirect) (*Config, error) {
 	if err := k.codec.decode(&s, k.path, &node{kind: list, at: at, items: []*node{n}}); err != nil {
 		return nil, err
 	}
+	switch r.Kind {
+	case "port":
+		s.redirectPort[len(s.redirectPort)-1].added = true
+	case "addr":
+		s.redirectAddr[len(s.redirectAddr)-1].added = true
+	case "proto":
+		s.redirectProto[len(s.redirectProto)-1].added = true
+	}
 	total := 0
 	for i := range s.redirectPort {
 		total += s.redirectPort[i].public.size()
