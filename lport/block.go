@@ -523,6 +523,9 @@ func (s *Space) blockEvent(a *aliasSpace, b *block, i uint32, at clock.Tick, tak
 	e.put++
 }
 
+// EventsLost returns how many block events found no room.
+func (s *Space) EventsLost() uint64 { return s.stats.lost }
+
 // NextBlockEvent returns the oldest block event not fetched yet. At most 4,096 wait; further ones are lost and counted.
 func (s *Space) NextBlockEvent() (BlockEvent, bool) {
 	e := &s.events

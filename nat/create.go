@@ -140,6 +140,9 @@ func (s *Shard) create(n *newLink, now clock.Tick) uint32 {
 	s.counters.Created++
 	s.counters.State[c.state]++
 	s.counters.Proto[protoIndex(n.proto)]++
+	if s.log.ring != nil {
+		s.logCreated(id, now)
+	}
 	return id
 }
 
@@ -193,6 +196,9 @@ func (s *Shard) unlink(id uint32, now clock.Tick) {
 	s.givePort(id, heir, now)
 	if c.flags&flagInbound == 0 {
 		s.leaveHost(lo.key.src(), now)
+	}
+	if s.log.ring != nil {
+		s.logEnded(id, heir, now)
 	}
 	s.put(id)
 }

@@ -45,6 +45,9 @@ type Options struct {
 	// memory that is not there is an error of New.
 	Populate bool
 
+	// Events takes the translation log's events; nil: nothing is told. It stays its maker's.
+	Events *EventRing
+
 	Now clock.Tick
 }
 
@@ -116,6 +119,7 @@ type Shard struct {
 	draining bool       // no new links
 	frag     fragments
 	freed    releases
+	log      eventLog
 
 	epoch      uint32 // moves whenever rules change
 	targetBorn uint32
@@ -145,6 +149,7 @@ func New(o Options) (*Shard, error) {
 	s.random = uint64(s.seed.hash(1, 2))<<32 | uint64(s.seed.hash(3, 4))
 	s.common = newSeed(o.Seed, 0)
 	s.steering, s.share, s.spread = o.Steering, o.Share, o.FlowSteered
+	s.log.init(o.Events)
 	s.table = newRules(&s.seed, &s.common)
 	if s.owners == nil {
 		s.owners, s.private = lport.NewOwners(nil), true
@@ -274,6 +279,9 @@ func (s *Shard) Advance(now clock.Tick, budget int) (work int) {
 	}
 	if work < budget {
 		work += s.ports.Advance(now, budget-work)
+	}
+	if s.log.ring != nil {
+		work += s.logBlocks()
 	}
 	return work
 }

@@ -47,5 +47,6 @@ type Options struct {
 	RTCache       bool
 	ReversePath   rtcache.ReversePathMode
 	IPv6Forward   bool
-	RouteBuffer   int // bytes of the buffer for the kernel's routing messages; 0: what rtcache takes
+	Events        []*nat.EventRing // one for each worker: the translation log; nil: there is none. They outlive the gateway
+	RouteBuffer   int              // bytes of the buffer for the kernel's routing messages; 0: what rtcache takes
 }

@@ -70,6 +70,9 @@ func (g *Gateway) resolve() (err error) {
 	if n := len(o.Queues); n > 0 && n != len(cores) {
 		return fmt.Errorf("workers: %d queues are named for %d workers: name as many cores", n, len(cores))
 	}
+	if n := len(o.Events); n > 0 && n != len(cores) {
+		return fmt.Errorf("workers: there are %d event rings for %d workers", n, len(cores))
+	}
 	for i, core := range cores {
 		w := &gatewayWorker{core: core, queue: i}
 		if len(o.Queues) > 0 {
@@ -227,6 +230,9 @@ func (g *Gateway) openShards() error {
 	for i, w := range g.workers {
 		var err error
 		o.Worker = i
+		if len(g.o.Events) > 0 {
+			o.Events = g.o.Events[i]
+		}
 		w.shard, err = nat.New(o)
 		if errors.Is(err, unix.ENOMEM) {
 			free, _ := memAvailable()

@@ -11,6 +11,7 @@ func (s *settings) check(use Use) error {
 		s.checkWorkers,
 		func() error { return s.checkAlias(use) },
 		s.checkTarget, s.checkBlocks, s.checkDeterministic, s.checkSteer, s.checkRedirectPort, s.checkRedirectAddr, s.checkRedirectProto,
+		s.checkLog,
 	} {
 		if err := f(); err != nil {
 			return err

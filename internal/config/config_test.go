@@ -71,7 +71,7 @@ nat:
     - {proto: 47, public: "203.0.113.1", local: "10.0.0.8", remote: "198.51.100.7"}
 routing: {rtcache: false, reverse_path: loose, ipv6: kernel}
 control: {socket: /tmp/p.sock, mode: "0600", group: adm, metrics: "[::1]:9464"}
-log: {syslog: "", ipfix: "", level: block, format: json, severity: warn}
+log: {syslog: "udp://192.0.2.1:514, tcp://[2001:db8::1]:601, unix:///dev/log", ipfix: "udp://collector.example:4739", level: session, format: json, severity: warn}
 replay: {inside_mac: "02:00:00:00:00:0a", outside_mac: "02:00:00:00:01:0b", next_hop_mac: "02:00:00:00:00:0c", inside_address: "10.0.0.1", outside_address: "203.0.113.254",
          inside_networks: ["10.0.0.0/8"], inside_mtu: 9000, outside_mtu: 1492, any_mac: false}
 `
@@ -221,19 +221,6 @@ func TestSteerFlow(t *testing.T) {
 	}
 	if mustParse(t, base, Run).Gateway().SteerFlow {
 		t.Error("on by default")
-	}
-}
-
-// Every row of notBuilt names a key and its default.
-func TestNotBuiltNamesKeys(t *testing.T) {
-	s := defaults()
-	for _, row := range notBuilt {
-		k := keyOf(row.path)
-		if k == nil {
-			t.Errorf("%s is no key", row.path)
-		} else if got := k.codec.encode(s).text; got != row.takes {
-			t.Errorf("%s: default %q, table %q", row.path, got, row.takes)
-		}
 	}
 }
 

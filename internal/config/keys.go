@@ -107,8 +107,8 @@ var keys = []key{
 	{path: "control.group", help: "group of the control socket", codec: text{at: func(s *settings) *string { return &s.control.Group }, what: `a group's name or number, or ""`, check: func(v string) bool { return len(v) <= 32 && !strings.ContainsAny(v, " :/") }}},
 	{path: "control.metrics", help: "address that serves metrics, as 127.0.0.1:9464; empty: the control socket alone", codec: listenAddress{func(s *settings) *netip.AddrPort { return &s.control.Metrics }}},
 
-	{path: "log.syslog", help: "where translation events go by syslog", codec: text{at: func(s *settings) *string { return &s.syslog }, what: `"udp://HOST:PORT" or ""`, check: anyText}},
-	{path: "log.ipfix", help: "where translation events go by IPFIX", codec: text{at: func(s *settings) *string { return &s.ipfix }, what: `"udp://HOST:PORT" or ""`, check: anyText}},
+	{path: "log.syslog", help: "where translation events go by syslog", codec: collectors(func(s *settings) *string { return &s.syslog }, syslogNetworks, syslogAllowed)},
+	{path: "log.ipfix", help: "where translation events go by IPFIX", codec: collectors(func(s *settings) *string { return &s.ipfix }, ipfixNetworks, ipfixAllowed)},
 	{path: "log.level", help: "what is logged: port blocks, or every session",
 		codec: words[bool]{at: func(s *settings) *bool { return &s.logSessions }, names: []string{"block", "session"}, value: []bool{false, true}}},
 	{path: "log.format", help: "how pollux's own messages, on standard error, are written",

@@ -92,7 +92,7 @@ func (s *settings) decodeEntry(path string, e entry) error {
 		return err
 	}
 	s.where[path] = e.value.at
-	return checkBuilt(s, k, e.value)
+	return nil
 }
 
 func in(section string) string {
