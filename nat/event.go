@@ -108,21 +108,19 @@ func (r *EventRing) Read(buf []Event) int {
 	return int(n)
 }
 
-// next returns the slot to fill, nil when there is none. show shows it to the reader.
-func (r *EventRing) next() *Event {
+// Write appends an event; false: there was no room, and it is counted as lost. Only the shard's goroutine may call it.
+func (r *EventRing) Write(e Event) bool {
 	size := uint32(len(r.ring))
 	if r.head-r.room >= size {
 		if r.room = r.get.Load(); r.head-r.room >= size {
 			r.lose(1)
-			return nil
+			return false
 		}
 	}
-	return &r.ring[r.head&(size-1)]
-}
-
-func (r *EventRing) show() {
+	r.ring[r.head&(size-1)] = e
 	r.head++
 	r.put.Store(r.head)
+	return true
 }
 
 // lose counts; the shard alone writes.
@@ -171,12 +169,8 @@ func (s *Shard) logEnded(id, heir uint32, now clock.Tick) {
 }
 
 func (s *Shard) logLink(kind EventKind, id uint32, now clock.Tick) {
-	e := s.log.ring.next()
-	if e == nil {
-		return
-	}
 	lo, li := &s.lines[2*id], &s.lines[2*id+1]
-	*e = Event{Kind: kind, Proto: s.protoOf(id), Inbound: s.has(id, flagInbound), At: now, Local: s.localOf(id), Alias: s.aliasOf(id)}
+	e := Event{Kind: kind, Proto: s.protoOf(id), Inbound: s.has(id, flagInbound), At: now, Local: s.localOf(id), Alias: s.aliasOf(id)}
 	switch kind {
 	case EventSessionDelete:
 		e.Packets, e.Bytes = [2]uint64{lo.packets, li.packets}, [2]uint64{lo.bytes, li.bytes}
@@ -184,7 +178,7 @@ func (s *Shard) logLink(kind EventKind, id uint32, now clock.Tick) {
 	case EventSessionCreate:
 		e.Remote = s.remoteOf(id)
 	}
-	s.log.ring.show()
+	s.log.ring.Write(e)
 }
 
 // logBlocks passes on what the port space has to tell, and returns how much that was.
@@ -195,15 +189,11 @@ func (s *Shard) logBlocks() (n int) {
 			break
 		}
 		n++
-		e := s.log.ring.next()
-		if e == nil {
-			continue
-		}
-		*e = Event{Kind: EventBlockGiven, At: b.At, Local: Local{Addr: b.Host}, Alias: Alias{b.Alias, b.Low}, Remote: Remote{Port: b.High}}
+		e := Event{Kind: EventBlockGiven, At: b.At, Local: Local{Addr: b.Host}, Alias: Alias{b.Alias, b.Low}, Remote: Remote{Port: b.High}}
 		if b.Taken {
 			e.Kind = EventBlockTaken
 		}
-		s.log.ring.show()
+		s.log.ring.Write(e)
 	}
 	if lost := s.ports.EventsLost(); lost != s.log.blocksLost {
 		s.log.ring.lose(lost - s.log.blocksLost)
@@ -223,17 +213,14 @@ func (s *Shard) logRefused(n *newLink, why reason.Reason, now clock.Tick) {
 		return
 	}
 	l.told++
-	e := l.ring.next()
-	if e == nil {
-		return
-	}
-	*e = Event{
+	e := Event{
 		Kind: EventRefused, Proto: n.proto, Reason: why, Inbound: n.flags&flagInbound != 0, At: now,
 		Local: n.local, Alias: Alias{Addr: n.alias.Addr}, Remote: n.remote,
 	}
 	e.Packets[0], e.Bytes[0] = l.untold, uint64(s.limitMet(n.local.Addr, why))
-	l.untold = 0
-	l.ring.show()
+	if l.ring.Write(e) {
+		l.untold = 0
+	}
 }
 
 // limitMet returns the limit that a refused host had reached.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -64,16 +65,28 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 		listener.Close()
 		return fail(statusUsage, err)
 	}
-	gateway, err := startGateway(cfg.Gateway())
+	options := cfg.Gateway()
+	records, err := newLog(cfg, &options)
 	if err != nil {
 		listener.Close()
 		scrapes.Close()
 		return fail(statusUsage, err)
 	}
+	gateway, err := startGateway(options)
+	if err != nil {
+		listener.Close()
+		scrapes.Close()
+		records.Close()
+		return fail(statusUsage, err)
+	}
 	s.gateway = gateway
+	records.Start()
 	exporter := newExporter(gateway)
 	scrapes.Serve(exporter)
-	server := control.Serve(listener, gateway, control.About{Version: buildVersion(), Config: s.text, Operator: s, Metrics: exporter})
+	server := control.Serve(listener, gateway, control.About{
+		Version: buildVersion(), Config: s.text, Operator: s, Metrics: exporter,
+		More: map[string]http.Handler{"GET /v1/log": showLogHandler(records)},
+	})
 	logs.release()
 	fmt.Fprintln(stdout, readyLine(cfg, gateway))
 	tell("READY=1")
@@ -98,7 +111,9 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 		os.Exit(statusRuntime)
 	}()
 	_ = notify("STOPPING=1")
-	return fail(statusRuntime, errors.Join(died, server.Close(), scrapes.Close(), gateway.Stop()))
+	err = errors.Join(died, server.Close(), scrapes.Close(), gateway.Stop())
+	records.Close()
+	return fail(statusRuntime, err)
 }
 
 // startGateway lets the doctor look before anything is touched: its words say more than what a failing call would.

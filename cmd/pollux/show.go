@@ -32,6 +32,7 @@ func showCommand() *cli.Command {
 			showWorkers(),
 			showPorts(),
 			showDrops(),
+			showLog(),
 			showConfig(),
 		},
 	}

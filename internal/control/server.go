@@ -39,6 +39,7 @@ type About struct {
 	Config   func() (json, yaml string) // the effective configuration now
 	Operator Operator                   // nil: nothing can be changed
 	Metrics  http.Handler               // answers GET /metrics; nil: there is none
+	More     map[string]http.Handler    // further paths, by pattern, as "GET /v1/log"
 }
 
 // bodyBytesMax bounds what a client may send.
@@ -106,6 +107,9 @@ func Handler(g Gateway, about About) http.Handler {
 		mux.Handle("GET /metrics", about.Metrics)
 	}
 	a.operate(mux)
+	for pattern, h := range about.More {
+		mux.Handle(pattern, h)
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Errorf("there is no %s %s", r.Method, r.URL.Path))
 	})

@@ -85,8 +85,11 @@ func New(o Options) (*Log, error) {
 // Rings returns the ring of each worker, for pmd.Options. They are valid until Close.
 func (l *Log) Rings() []*nat.EventRing { return l.rings }
 
-// Start begins to send. Its threads must be in the network namespace from which collectors are reached.
+// Start begins to send; a nil Log does nothing. Its threads must be in the network namespace from which collectors are reached.
 func (l *Log) Start() {
+	if l == nil {
+		return
+	}
 	l.begun = true
 	l.toAll([]record{{wall: time.Now().UnixMilli(), extra: extraStart}}, 0)
 	for _, c := range l.collectors {
@@ -95,8 +98,11 @@ func (l *Log) Start() {
 	l.reader.Go(l.read)
 }
 
-// Close sends what waits, for at most two seconds, and ends the log. No worker may use the rings any more.
+// Close sends what waits, for at most two seconds, and ends the log; a nil Log does nothing. No worker may use the rings any more.
 func (l *Log) Close() {
+	if l == nil {
+		return
+	}
 	if l.begun {
 		close(l.stopRead)
 		l.reader.Wait()
