@@ -205,6 +205,9 @@ func (s *Shard) logBlocks() (n int) {
 // logRefused tells that a new flow was refused for want of ports, quota or room, unless too many were told in this second.
 func (s *Shard) logRefused(n *newLink, why reason.Reason, now clock.Tick) {
 	l := &s.log
+	if l.ring == nil || why == reason.ProtoConflict {
+		return
+	}
 	if now.Since(l.second) >= clock.PerSecond {
 		l.second, l.told = now, 0
 	}

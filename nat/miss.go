@@ -150,13 +150,15 @@ func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	}
 	if why := s.admit(&n, now); why != reason.None {
 		s.blame(n.host)
-		s.refuse(p, &n, why, now)
+		s.logRefused(&n, why, now)
+		s.refuse(p, why)
 		return
 	}
 	if why := s.choose(&n, rule, static, now); why != reason.None {
 		s.blame(n.host)
 		s.leaveHost(local.Addr, now)
-		s.refuse(p, &n, why, now)
+		s.logRefused(&n, why, now)
+		s.refuse(p, why)
 		return
 	}
 	id := s.create(&n, now)
@@ -437,9 +439,7 @@ func (s *Shard) living(a Alias, proto uint8, now clock.Tick) group {
 func (s *Shard) accept(p *Packet, n *newLink, rule uint32, now clock.Tick) {
 	if s.full() {
 		if !s.room(now) {
-			if s.log.ring != nil {
-				s.logRefused(n, reason.TableFull, now)
-			}
+			s.logRefused(n, reason.TableFull, now)
 			s.drop(p, reason.TableFull)
 			return
 		}
@@ -498,13 +498,10 @@ func (s *Shard) answer(p *Packet, icmpType, icmpCode uint8, why reason.Reason) {
 }
 
 // refuse turns a new outbound flow away.
-func (s *Shard) refuse(p *Packet, n *newLink, why reason.Reason, now clock.Tick) {
+func (s *Shard) refuse(p *Packet, why reason.Reason) {
 	if why == reason.ProtoConflict {
 		s.drop(p, why)
 		return
-	}
-	if s.log.ring != nil {
-		s.logRefused(n, why, now)
 	}
 	s.answer(p, 3, s.rules.NoResourceCode, why)
 }

@@ -17,7 +17,7 @@ const (
 	ieDestinationPort    = 11
 	ieDestinationAddress = 12
 	ieExportingProcess   = 144
-	ieNotSentFlows       = 167
+	ieNotSentFlows       = 166
 	iePostSourceAddress  = 225
 	iePostDestAddress    = 226
 	iePostSourcePort     = 227

@@ -108,7 +108,7 @@ func (d *decoder) message(b []byte) (records []map[uint16]uint64) {
 func valuesOf(r *record, process uint64) map[uint16]uint64 {
 	local, alias, remote := uint64(r.Local.Addr), uint64(r.Alias.Addr), uint64(r.Remote.Addr)
 	if r.extra == extraLost {
-		return map[uint16]uint64{144: process, 323: uint64(r.wall), 167: r.Packets[1]}
+		return map[uint16]uint64{144: process, 323: uint64(r.wall), 166: r.Packets[1]}
 	}
 	m := map[uint16]uint64{323: uint64(r.wall)}
 	ports := func() {
@@ -234,5 +234,26 @@ func TestIPFIXTemplatesAreRepeated(t *testing.T) {
 	first := bytes.Clone(one)
 	if again, _ := e.next(list, 2); !bytes.Equal(first, again) {
 		t.Error("a message that failed is another one the next time")
+	}
+}
+
+// The numbers of information elements mean what they are called here, by a list that is not ours.
+func TestInformationElements(t *testing.T) {
+	for ie, name := range map[uint16]string{
+		ieProtocol: "protocolIdentifier", ieSourcePort: "sourceTransportPort", ieSourceAddress: "sourceIPv4Address",
+		ieDestinationPort: "destinationTransportPort", ieDestinationAddress: "destinationIPv4Address",
+		ieExportingProcess: "exportingProcessId", ieNotSentFlows: "notSentFlowTotalCount",
+		iePostSourceAddress: "postNATSourceIPv4Address", iePostDestAddress: "postNATDestinationIPv4Address",
+		iePostSourcePort: "postNAPTSourceTransportPort", iePostDestPort: "postNAPTDestinationTransportPort",
+		ieOriginRealm: "natOriginatingAddressRealm", ieNATEvent: "natEvent", ieInitiatorOctets: "initiatorOctets",
+		ieResponderOctets: "responderOctets", iePool: "natPoolId", ieInitiatorPackets: "initiatorPackets",
+		ieResponderPackets: "responderPackets", ieTimeMilliseconds: "observationTimeMilliseconds", iePortStart: "portRangeStart",
+		iePortEnd: "portRangeEnd", iePortStep: "portRangeStepSize", iePortCount: "portRangeNumPorts",
+		ieQuotaEvent: "natQuotaExceededEvent",
+		// maxEntriesPerUser is newer than that list; tshark names it.
+	} {
+		if got := netflow.IPFIXTypeToString(ie); !strings.EqualFold(got, name) {
+			t.Errorf("%d is %s, not %s", ie, got, name)
+		}
 	}
 }
