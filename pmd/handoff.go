@@ -1,6 +1,8 @@
 package pmd
 
 import (
+	"fmt"
+	"math/bits"
 	"sync/atomic"
 
 	"pollux/internal/clock"
@@ -38,10 +40,15 @@ type Mesh struct {
 	loops   []atomic.Pointer[Loop] // whom to wake
 }
 
-// NewMesh joins workers that have the given pools. A ring for frames on their way home has room for every frame of the one
-// whose they are, so it is never full.
+// NewMesh joins workers that have the given pools, taken from one UMEM in this order and of one size. A ring for frames on their
+// way home has room for every frame of the one whose they are, so it is never full.
 func NewMesh(pools []*rings.Pool) *Mesh {
 	n := len(pools)
+	for i, p := range pools {
+		if at := pools[0].First() + uint64(i)*pools[0].Span(); p.First() != at || p.Span() != pools[0].Span() {
+			panic(fmt.Sprintf("pmd: the pool of worker %d is not where it is looked for", i))
+		}
+	}
 	m := &Mesh{pools: pools, loops: make([]atomic.Pointer[Loop], n), packets: make([][]*rings.SPSC[handed], n), home: make([][]*rings.SPSC[uint64], n)}
 	for from := range n {
 		m.packets[from], m.home[from] = make([]*rings.SPSC[handed], n), make([]*rings.SPSC[uint64], n)
@@ -80,9 +87,14 @@ type peers struct {
 	in    []*rings.SPSC[handed]
 	home  []*rings.SPSC[uint64]
 	back  []*rings.SPSC[uint64]
-	first []uint64 // first own chunk of each worker, ascending
+	first uint64 // first chunk of the first worker
+	part  uint64 // 2^64 by the bytes of a pool, rounded up
 	mesh  *Mesh
 	dirty bool // something was put into out and not shown yet
+
+	// steer's: who owns each packet of the burst, why, and which are whose.
+	to, mine, theirs [BurstFrames]uint8
+	why              [BurstFrames]steerWhy
 }
 
 func (x *peers) init(m *Mesh, me int) {
@@ -93,17 +105,14 @@ func (x *peers) init(m *Mesh, me int) {
 		if from != me {
 			x.in[from], x.back[from] = m.packets[from][me], m.home[from][me]
 		}
-		x.first = append(x.first, m.pools[from].First())
 	}
+	x.first, x.part = m.pools[0].First(), ^uint64(0)/m.pools[0].Span()+1
 }
 
-// homeOf returns the worker whose a chunk is.
+// homeOf returns the worker whose a chunk is. Pools are of one size and lie one after the other.
 func (x *peers) homeOf(chunk uint64) int {
-	to := len(x.first) - 1
-	for to > 0 && x.first[to] > chunk {
-		to--
-	}
-	return to
+	to, _ := bits.Mul64(chunk-x.first, x.part)
+	return int(to)
 }
 
 // handOver gives a packet to another worker. h is what it should be told: the headers, or those of before the first pass.
@@ -143,36 +152,50 @@ func (w *Worker) show() {
 	}
 }
 
-// takeHanded does a burst of what each other worker has handed over, through the stages that are left.
+// takeHanded does up to a burst of what each other worker has handed over, through the stages that are left. Packets of several
+// workers share a burst: stages cost less per packet the more packets they see at once.
 func (w *Worker) takeHanded(now clock.Tick) (work int) {
+	n := 0
 	for _, r := range w.peers.in {
-		if r == nil {
-			continue
-		}
-		list := r.Take(BurstFrames)
-		if len(list) == 0 {
-			continue
-		}
-		b := w.burst[:len(list)]
-		for i := range list {
-			s, p := &list[i], &b[i]
-			p.Data = w.umem.Data(rings.Frame{Addr: s.addr, Len: s.length})
-			p.Frame, p.Ingress, p.Side = s.addr, s.ingress, s.side
-			p.Hairpin, p.Directed = s.flags&handedHairpin != 0, s.flags&handedDirected != 0
-			if p.Hairpin {
-				w.first[i] = s.h
-				packet.Parse(p.Data, &p.H)
-			} else {
-				p.H = s.h
+		for left := BurstFrames; r != nil && left > 0; {
+			k := w.gather(r, n, min(left, BurstFrames-n))
+			n, left, work = n+k, left-k, work+k
+			if n < BurstFrames {
+				break // the ring is empty, or was taken to its end
 			}
+			w.finish(w.burst[:n], now)
+			n = 0
 		}
-		r.Release(len(list))
-		w.c.handedIn += uint64(len(b))
-		w.c.framesIn += uint64(len(b))
-		w.finish(b, now)
-		work += len(b)
+	}
+	if n > 0 {
+		w.finish(w.burst[:n], now)
 	}
 	return work
+}
+
+// gather takes up to most packets out of a ring into the burst, from place at on.
+func (w *Worker) gather(r *rings.SPSC[handed], at, most int) int {
+	list := r.Take(most)
+	if len(list) == 0 {
+		return 0
+	}
+	b := w.burst[at : at+len(list)]
+	for i := range list {
+		s, p := &list[i], &b[i]
+		p.Data = w.umem.Data(rings.Frame{Addr: s.addr, Len: s.length})
+		p.Frame, p.Ingress, p.Side = s.addr, s.ingress, s.side
+		p.Hairpin, p.Directed = s.flags&handedHairpin != 0, s.flags&handedDirected != 0
+		if p.Hairpin {
+			w.first[at+i] = s.h
+			packet.Parse(p.Data, &p.H)
+		} else {
+			p.H = s.h
+		}
+	}
+	r.Release(len(list))
+	w.c.handedIn += uint64(len(list))
+	w.c.framesIn += uint64(len(list))
+	return len(list)
 }
 
 // sendHome returns frames of other workers that ended here, and takes its own back. It is done once a round.

@@ -8,21 +8,27 @@ func (w *Worker) steer(b []nat.Packet) []nat.Packet {
 	if w.peers.mesh == nil {
 		return b // one worker owns all
 	}
-	s, me := w.o.Steering, uint32(w.o.Index)
-	k := 0
+	// First who, then what is to be done: where a packet belongs can't be foreseen, so nothing branches on it.
+	s, x, me := w.o.Steering, &w.peers, uint32(w.o.Index)
+	mine, theirs := 0, 0
 	for i := range b {
-		p := &b[i]
-		to, why := s.owner(p)
-		if to != me {
-			w.handOver(p, &p.H, to, why, false)
-			continue
-		}
-		if i != k {
-			b[k] = *p
-		}
-		k++
+		to, why := s.owner(&b[i])
+		x.to[i%BurstFrames], x.why[i%BurstFrames] = uint8(to), why
+		x.mine[mine%BurstFrames], x.theirs[theirs%BurstFrames] = uint8(i), uint8(i)
+		other := int((to ^ me | -(to ^ me)) >> 31)
+		theirs += other
+		mine += 1 - other
 	}
-	return b[:k]
+	for _, i := range x.theirs[:theirs] {
+		p := &b[i]
+		w.handOver(p, &p.H, uint32(x.to[i%BurstFrames]), x.why[i%BurstFrames], false)
+	}
+	for k, i := range x.mine[:mine] {
+		if k != int(i) {
+			b[k] = b[i]
+		}
+	}
+	return b[:mine]
 }
 
 // steerAgain is steer for a packet in the second pass of a hairpin. True: it is another worker's now.

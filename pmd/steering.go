@@ -212,8 +212,34 @@ func (s *Steering) inbound(proto uint8, src packet.Addr, sport uint16, dst packe
 	return s.pick(uint64(dst)<<16 | uint64(dport) | 4<<48), byNobody
 }
 
-// owner is the worker that a packet goes to: for a fragment the one with its datagram's table.
+// owner is the worker that a packet goes to: for a fragment the one with its datagram's table. Whole TCP and UDP packets that no
+// redirect can concern are the first cases, because nearly all are.
 func (s *Steering) owner(p *nat.Packet) (uint32, steerWhy) {
+	h := &p.H
+	if h.Flags&packet.FlagPlain != 0 {
+		if p.Side == nat.Inside {
+			if w, bit := hostBit(h.Src); s.hosts[w]&bit == 0 {
+				return s.dynamic(h.Proto, h.Src, h.SrcPort, h.Dst, h.DstPort)
+			}
+		} else if b := s.owners.Byte(h.Dst, rowOfPlain(h.Proto), h.DstPort); uint32(b)-1 < s.workers {
+			return uint32(b) - 1, byPort
+		}
+	}
+	return s.slow(p)
+}
+
+// rowOfPlain is rowOf for TCP and UDP.
+func rowOfPlain(proto uint8) lport.Row {
+	if proto == packet.ProtoTCP {
+		return lport.RowTCP
+	}
+	return lport.RowUDP
+}
+
+// slow is owner for everything.
+//
+//go:noinline
+func (s *Steering) slow(p *nat.Packet) (uint32, steerWhy) {
 	if p.H.Fragment() {
 		return s.datagram(&p.H), byFragment
 	}

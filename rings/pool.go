@@ -82,6 +82,9 @@ func (p *Pool) SentHome(keep int) {
 // First returns the address of the first of the chunks that are the pool's own.
 func (p *Pool) First() uint64 { return p.first }
 
+// Span returns how many bytes the chunks that are the pool's own span.
+func (p *Pool) Span() uint64 { return p.size }
+
 // Size returns how many chunks are the pool's own.
 func (p *Pool) Size() int { return p.own }
 
