@@ -205,6 +205,30 @@ func (o *Owners) Look(alias packet.Addr, row Row, port uint16) (b uint8, known b
 	return a.byte(row, port), true
 }
 
+// Reader is Byte for a burst: it reads the table's address once, and knows the alias address of the packet before.
+type Reader struct {
+	table *ownerTable
+	own   *aliasOwners // of addr; nil: no alias
+	addr  packet.Addr
+}
+
+// Reader returns one for the alias addresses of this moment.
+func (o *Owners) Reader() Reader { return Reader{table: o.table.Load()} }
+
+// Byte is Owners.Byte.
+func (r *Reader) Byte(alias packet.Addr, row Row, port uint16) uint8 {
+	if alias != r.addr {
+		r.find(alias)
+	}
+	if r.own == nil {
+		return ByteFree
+	}
+	return r.own.byte(row, port)
+}
+
+//go:noinline
+func (r *Reader) find(alias packet.Addr) { r.addr, r.own = alias, r.table.find(alias) }
+
 // Claim takes a free byte for a worker (its index, from 0) and reports whether the byte is that worker's now. Of any
 // number of workers that claim one byte at the same time exactly one gets it.
 func (o *Owners) Claim(alias packet.Addr, row Row, port uint16, worker int) bool {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"sync/atomic"
+	"unsafe"
 
 	"pollux/internal/clock"
 	"pollux/internal/packet"
@@ -12,29 +13,35 @@ import (
 	"pollux/rings"
 )
 
-// handoffRing is how many packets may be on their way from one worker to another.
-const handoffRing = 1024
+// How many packets may be on their way from one worker to another, and how many of them in the second pass of a hairpin.
+const (
+	handoffRing = 1024
+	hairpinRing = 256
+)
 
-// handed is a packet on its way to the worker that owns it: its frame, and what the stages before found. The bytes stay
-// where they are.
+// handed is a packet on its way to the worker that owns it: where it lies, and what can't be read out of it. Its owner parses it
+// again, which costs less than to move what was found from one core to the other: the bytes it must have anyway.
 type handed struct {
 	addr    uint64
 	length  uint32
 	ingress uint16
-	side    nat.Side
 	flags   uint8
-	h       packet.Headers // as parsed; of a hairpin's second pass: what the packet was before its first
 }
 
+// Four of them lie in one cache line.
+const _ = -(unsafe.Sizeof(handed{}) ^ 16)
+
 const (
-	handedHairpin  = 1 << iota
-	handedDirected // a fragment in order: the owner need not keep a table
+	handedOutside  = 1 << iota // its side
+	handedHairpin              // in its second pass; what it was before its first is in a ring beside
+	handedDirected             // a fragment in order: the owner need not keep a table
 )
 
 // Mesh joins the workers of a gateway: for each ordered pair a ring for packets that belong to the other one, and a ring by
 // which frames go home. It is made before the workers; nothing in it is shared but the rings.
 type Mesh struct {
 	packets [][]*rings.SPSC[handed] // [from][to]; nil on the diagonal
+	firsts  [][]*rings.SPSC[packet.Headers]
 	home    [][]*rings.SPSC[uint64]
 	pools   []*rings.Pool
 	loops   []atomic.Pointer[Loop] // whom to wake
@@ -49,12 +56,15 @@ func NewMesh(pools []*rings.Pool) *Mesh {
 			panic(fmt.Sprintf("pmd: the pool of worker %d is not where it is looked for", i))
 		}
 	}
-	m := &Mesh{pools: pools, loops: make([]atomic.Pointer[Loop], n), packets: make([][]*rings.SPSC[handed], n), home: make([][]*rings.SPSC[uint64], n)}
+	m := &Mesh{pools: pools, loops: make([]atomic.Pointer[Loop], n), packets: make([][]*rings.SPSC[handed], n),
+		firsts: make([][]*rings.SPSC[packet.Headers], n), home: make([][]*rings.SPSC[uint64], n)}
 	for from := range n {
 		m.packets[from], m.home[from] = make([]*rings.SPSC[handed], n), make([]*rings.SPSC[uint64], n)
+		m.firsts[from] = make([]*rings.SPSC[packet.Headers], n)
 		for to := range n {
 			if from != to {
 				m.packets[from][to] = rings.NewSPSC[handed](handoffRing)
+				m.firsts[from][to] = rings.NewSPSC[packet.Headers](hairpinRing)
 				m.home[from][to] = rings.NewSPSC[uint64](pools[to].Size())
 			}
 		}
@@ -82,11 +92,14 @@ func (m *Mesh) underWayFrom(from int) (n int) {
 
 // peers is a worker's end of the mesh.
 type peers struct {
-	me    int
-	out   []*rings.SPSC[handed] // by worker; nil: itself
-	in    []*rings.SPSC[handed]
-	home  []*rings.SPSC[uint64]
-	back  []*rings.SPSC[uint64]
+	me   int
+	out  []*rings.SPSC[handed] // by worker; nil: itself
+	in   []*rings.SPSC[handed]
+	home []*rings.SPSC[uint64]
+	back []*rings.SPSC[uint64]
+
+	firstsOut, firstsIn []*rings.SPSC[packet.Headers]
+
 	first uint64 // first chunk of the first worker
 	part  uint64 // 2^64 by the bytes of a pool, rounded up
 	mesh  *Mesh
@@ -95,15 +108,16 @@ type peers struct {
 	// steer's: who owns each packet of the burst, why, and which are whose.
 	to, mine, theirs [BurstFrames]uint8
 	why              [BurstFrames]steerWhy
+	near             [BurstFrames]uint32 // gather's: lines of the UMEM that will be needed
 }
 
 func (x *peers) init(m *Mesh, me int) {
 	n := len(m.packets)
-	x.mesh, x.me, x.out, x.home = m, me, m.packets[me], m.home[me]
-	x.in, x.back = make([]*rings.SPSC[handed], n), make([]*rings.SPSC[uint64], n)
+	x.mesh, x.me, x.out, x.home, x.firstsOut = m, me, m.packets[me], m.home[me], m.firsts[me]
+	x.in, x.back, x.firstsIn = make([]*rings.SPSC[handed], n), make([]*rings.SPSC[uint64], n), make([]*rings.SPSC[packet.Headers], n)
 	for from := range n {
 		if from != me {
-			x.in[from], x.back[from] = m.packets[from][me], m.home[from][me]
+			x.in[from], x.back[from], x.firstsIn[from] = m.packets[from][me], m.home[from][me], m.firsts[from][me]
 		}
 	}
 	x.first, x.part = m.pools[0].First(), ^uint64(0)/m.pools[0].Span()+1
@@ -115,22 +129,30 @@ func (x *peers) homeOf(chunk uint64) int {
 	return int(to)
 }
 
-// handOver gives a packet to another worker. h is what it should be told: the headers, or those of before the first pass.
+// handOver gives a packet to another worker. Of a hairpin in its second pass h is what it was before its first.
 // A full ring drops it: waiting for a worker that may be waiting for us would stop both.
 func (w *Worker) handOver(p *nat.Packet, h *packet.Headers, to uint32, why steerWhy, directed bool) {
-	s := w.peers.out[to].Next()
+	x := &w.peers
+	s := x.out[to].Next()
 	if s == nil {
 		w.drop(p.Frame, p.Data, reason.HandoffFull, false)
 		return
 	}
-	s.addr, s.length, s.ingress, s.side, s.flags, s.h = p.Frame, uint32(len(p.Data)), p.Ingress, p.Side, 0, *h
+	s.addr, s.length, s.ingress, s.flags = p.Frame, uint32(len(p.Data)), p.Ingress, uint8(p.Side)
 	if p.Hairpin {
+		first := x.firstsOut[to].Next()
+		if first == nil {
+			x.out[to].Unfill()
+			w.drop(p.Frame, p.Data, reason.HandoffFull, false)
+			return
+		}
+		*first = *h
 		s.flags |= handedHairpin
 	}
 	if directed {
 		s.flags |= handedDirected
 	}
-	w.peers.dirty = true
+	x.dirty = true
 	w.c.handedOut++
 	w.c.framesOut++
 	w.c.handedWhy[why]++
@@ -144,7 +166,11 @@ func (w *Worker) show() {
 	}
 	x.dirty = false
 	for to, r := range x.out {
-		if r != nil && r.Publish() {
+		if r == nil {
+			continue
+		}
+		x.firstsOut[to].Publish() // before the packets that they belong to
+		if r.Publish() {
 			if l := x.mesh.loops[to].Load(); l != nil {
 				l.wake()
 			}
@@ -156,25 +182,27 @@ func (w *Worker) show() {
 // workers share a burst: stages cost less per packet the more packets they see at once.
 func (w *Worker) takeHanded(now clock.Tick) (work int) {
 	n := 0
-	for _, r := range w.peers.in {
+	for from, r := range w.peers.in {
 		for left := BurstFrames; r != nil && left > 0; {
-			k := w.gather(r, n, min(left, BurstFrames-n))
+			k := w.gather(from, n, min(left, BurstFrames-n))
 			n, left, work = n+k, left-k, work+k
 			if n < BurstFrames {
 				break // the ring is empty, or was taken to its end
 			}
-			w.finish(w.burst[:n], now)
+			w.finishHanded(n, now)
 			n = 0
 		}
 	}
 	if n > 0 {
-		w.finish(w.burst[:n], now)
+		w.finishHanded(n, now)
 	}
 	return work
 }
 
-// gather takes up to most packets out of a ring into the burst, from place at on.
-func (w *Worker) gather(r *rings.SPSC[handed], at, most int) int {
+// gather takes up to most packets that a worker has handed over into the burst, from place at on, and asks for their bytes.
+func (w *Worker) gather(from, at, most int) int {
+	x := &w.peers
+	r := x.in[from]
 	list := r.Take(most)
 	if len(list) == 0 {
 		return 0
@@ -182,20 +210,35 @@ func (w *Worker) gather(r *rings.SPSC[handed], at, most int) int {
 	b := w.burst[at : at+len(list)]
 	for i := range list {
 		s, p := &list[i], &b[i]
+		x.near[i%BurstFrames] = uint32(s.addr / rings.CacheLine)
 		p.Data = w.umem.Data(rings.Frame{Addr: s.addr, Len: s.length})
-		p.Frame, p.Ingress, p.Side = s.addr, s.ingress, s.side
+		p.Frame, p.Ingress, p.Side = s.addr, s.ingress, nat.Side(s.flags&handedOutside)
 		p.Hairpin, p.Directed = s.flags&handedHairpin != 0, s.flags&handedDirected != 0
 		if p.Hairpin {
-			w.first[at+i] = s.h
-			packet.Parse(p.Data, &p.H)
-		} else {
-			p.H = s.h
+			w.takeFirst(from, at+i)
 		}
 	}
+	w.umem.Prefetch(x.near[:len(list)])
 	r.Release(len(list))
 	w.c.handedIn += uint64(len(list))
 	w.c.framesIn += uint64(len(list))
 	return len(list)
+}
+
+// takeFirst gets what the hairpinned packet at place i was before its first pass.
+func (w *Worker) takeFirst(from, i int) {
+	r := w.peers.firstsIn[from]
+	w.first[i] = r.Take(1)[0] // it was shown before the packet was
+	r.Release(1)
+}
+
+// finishHanded takes the first n packets of the burst through the stages that are left.
+func (w *Worker) finishHanded(n int, now clock.Tick) {
+	b := w.burst[:n]
+	for i := range b {
+		packet.Parse(b[i].Data, &b[i].H)
+	}
+	w.finish(b, now)
 }
 
 // sendHome returns frames of other workers that ended here, and takes its own back. It is done once a round.

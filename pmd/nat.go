@@ -55,7 +55,7 @@ func (w *Worker) judge(b []nat.Packet, i int, now clock.Tick) {
 	case nat.Keep:
 		w.c.held++
 	case nat.Away:
-		w.handOver(p, w.asSent(p, i), uint32(p.Owner), byFragment, true)
+		w.handOver(p, &w.first[i], uint32(p.Owner), byFragment, true)
 	case nat.Host:
 		w.unrewrite(p, i, false)
 		w.host(p)

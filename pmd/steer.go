@@ -8,7 +8,16 @@ func (w *Worker) steer(b []nat.Packet) []nat.Packet {
 	if w.peers.mesh == nil {
 		return b // one worker owns all
 	}
-	// First who, then what is to be done: where a packet belongs can't be foreseen, so nothing branches on it.
+	s, me := w.o.Steering, uint32(w.o.Index)
+	if k := s.mine(b, me); k < len(b) {
+		return b[:k+w.sort(b[k:])]
+	}
+	return b
+}
+
+// sort is steer for packets of which some are others'. It returns how many are this worker's, moved together. First it is
+// asked whose they are, then done what follows: that can't be foreseen, so nothing branches on it.
+func (w *Worker) sort(b []nat.Packet) int {
 	s, x, me := w.o.Steering, &w.peers, uint32(w.o.Index)
 	mine, theirs := 0, 0
 	for i := range b {
@@ -28,7 +37,7 @@ func (w *Worker) steer(b []nat.Packet) []nat.Packet {
 			b[k] = b[i]
 		}
 	}
-	return b[:mine]
+	return mine
 }
 
 // steerAgain is steer for a packet in the second pass of a hairpin. True: it is another worker's now.

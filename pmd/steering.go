@@ -228,6 +228,29 @@ func (s *Steering) owner(p *nat.Packet) (uint32, steerWhy) {
 	return s.slow(p)
 }
 
+// mine returns how many packets at the head of a burst are a worker's beyond doubt: whole TCP and UDP packets by the two rules that
+// nearly all come under. Where a card's queues fit the owners that is the whole burst, at less than half the cost of owner.
+func (s *Steering) mine(b []nat.Packet, me uint32) int {
+	bytes := s.owners.Reader()
+	for i := range b {
+		p := &b[i]
+		h := &p.H
+		switch {
+		case h.Flags&packet.FlagPlain == 0:
+			return i
+		case p.Side == nat.Outside:
+			if uint32(bytes.Byte(h.Dst, rowOfPlain(h.Proto), h.DstPort)) != me+1 {
+				return i
+			}
+		default:
+			if w, bit := hostBit(h.Src); s.hosts[w]&bit != 0 || s.flows != 0 || s.host(h.Src) != me {
+				return i
+			}
+		}
+	}
+	return len(b)
+}
+
 // rowOfPlain is rowOf for TCP and UDP.
 func rowOfPlain(proto uint8) lport.Row {
 	if proto == packet.ProtoTCP {

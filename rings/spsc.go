@@ -55,6 +55,17 @@ func (r *SPSC[T]) Next() *T {
 	return s
 }
 
+// Unfill takes the slot back that Next returned last; Publish must not have been called since.
+func (r *SPSC[T]) Unfill() { r.head-- }
+
+// Room returns how many slots can be filled, looking again if they seem to be fewer than want. It is the producer's.
+func (r *SPSC[T]) Room(want int) int {
+	if r.mask+1-(r.head-r.room) < uint32(want) {
+		r.room = r.consumed.Load()
+	}
+	return int(r.mask + 1 - (r.head - r.room))
+}
+
 // Publish shows all filled slots to the consumer. False: there was nothing new to show.
 func (r *SPSC[T]) Publish() bool {
 	if r.head == r.produced.Load() { // our own word: no line moves

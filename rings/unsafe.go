@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"pollux/internal/offheap"
 )
 
 // All pointer arithmetic of the package is in this file.
@@ -26,6 +28,14 @@ func slotsAt[T any](mem []byte, off uint64, n int) []T {
 func slotBytes[T any]() uint64 {
 	var t T
 	return uint64(unsafe.Sizeof(t))
+}
+
+// CacheLine is how much memory travels at once, in bytes.
+const CacheLine = 64
+
+// Prefetch asks for lines of the packet memory, by address/CacheLine, so that their latencies overlap.
+func (u *UMEM) Prefetch(lines []uint32) {
+	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(u.data)), CacheLine, lines)
 }
 
 // registerUMEM tells the kernel where the packet memory is (XDP_UMEM_REG). The memory is a mapping, so it never moves.

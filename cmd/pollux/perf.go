@@ -20,6 +20,7 @@ func perfScenarios() []*cli.Command {
 		exhaustionCommand(),
 		routesCommand(),
 		clockCommand(),
+		handoffCommand(),
 
 		l2fwdCommand(),
 		labCommand(),

@@ -91,6 +91,17 @@ func clockCommand() *cli.Command {
 		linksFlag(1<<10), packetsFlag(1<<18), repeatFlag())
 }
 
+func handoffCommand() *cli.Command {
+	return memoryScenario("handoff", "what several workers cost each other",
+		"The decision whose a packet is, its way from one thread to another beside another queue, the work of a packet with 1 to\n"+
+			"8 workers when none, half or all of the packets come in by the wrong queue, and two workers on two cores beside two\n"+
+			"gateways that share nothing.",
+		func(c *cli.Context) (report, error) {
+			return perf.MeasureHandoff(perf.HandoffOptions{Links: c.Int("links"), Packets: c.Int("packets"), Repeat: c.Int("repeat")})
+		},
+		linksFlag(1<<14), packetsFlag(1<<18), repeatFlag())
+}
+
 // report is what a scenario gives.
 type report interface{ Print(io.Writer) error }
 

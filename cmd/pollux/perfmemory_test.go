@@ -23,6 +23,7 @@ func TestPerfScenarios(t *testing.T) {
 		"port-exhaustion": {"--packets 64 --repeat 1", "points allocated capacity caches", true},
 		"rtcache":         {"--routes 50 --links 64 --packets 128 --repeat 1", "rows memory churn", false},
 		"clock":           {"--links 64 --packets 128 --repeat 1", "rows", false},
+		"handoff":         {"--links 1024 --packets 1024 --repeat 1", "owner_ns handoff_ns xsync_ns scaling two_cores", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"pollux", "perf", name}, strings.Fields(tc.args)...)
