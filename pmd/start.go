@@ -186,16 +186,13 @@ func (g *Gateway) openRoutes() (err error) {
 	w.changed = make(chan struct{}, 1)
 	g.table, err = rtcache.New(rtcache.Options{
 		Ports: slices.Clone(w.ports), ReversePath: g.o.ReversePath, CacheOff: !g.o.RTCache, ReceiveBuffer: g.o.RouteBuffer,
-		OnPort: w.onPort, OnAddresses: w.onAddresses,
+		OnPort: w.onPort, OnAddresses: w.onAddresses, OnWarning: tellWarning,
 	})
 	if err != nil {
 		return err
 	}
 	for _, w := range g.workers {
 		w.view = g.table.View()
-	}
-	for _, warning := range g.table.Warnings() {
-		slog.Warn("routing: " + warning)
 	}
 	return nil
 }

@@ -6,6 +6,15 @@ import (
 	"pollux/rtcache"
 )
 
+// tellWarning says what of the kernel's routing is not followed.
+func tellWarning(text string, over bool) {
+	if over {
+		slog.Info("routing: no more: " + text)
+	} else {
+		slog.Warn("routing: " + text)
+	}
+}
+
 // tellPort says what happened to a port while the gateway runs on.
 func tellPort(was, is rtcache.Port) {
 	switch {

@@ -55,6 +55,8 @@ type control struct {
 	bumps    []netip.Prefix // destinations whose paths changed since the last publication
 	bumpAll  bool           // or too many of them to list
 	warnings map[string]string
+	told     []string // of them, as OnWarning knows it
+	warned   bool     // they may differ from told
 
 	reading   *reading // not nil while a dump is being read
 	suspect   bool     // routes must be read again
@@ -674,11 +676,44 @@ func (c *control) neigh(e *neighEvent) {
 func (c *control) nexthop() { c.suspect = c.suspect || c.nexthops }
 
 func (c *control) warn(key, text string) {
+	if c.warnings[key] == text {
+		return
+	}
+	c.warned = true
 	if text == "" {
 		delete(c.warnings, key)
 	} else {
 		c.warnings[key] = text
 	}
+}
+
+// warningList is what of the kernel's routing is not followed, sorted.
+func (c *control) warningList() (all []string) {
+	for _, w := range c.warnings {
+		all = append(all, w)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// warningNews says what has come to the list and what has left it since the last call.
+func (c *control) warningNews() (said, over []string) {
+	if !c.warned {
+		return nil, nil
+	}
+	was := c.told
+	c.told, c.warned = c.warningList(), false
+	for _, text := range c.told {
+		if !slices.Contains(was, text) {
+			said = append(said, text)
+		}
+	}
+	for _, text := range was {
+		if !slices.Contains(c.told, text) {
+			over = append(over, text)
+		}
+	}
+	return said, over
 }
 
 // --- publication

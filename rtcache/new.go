@@ -19,9 +19,11 @@ type Options struct {
 
 	// OnPort is told a port whose MAC, MTU, primary address or state changed; OnAddresses the kernel's own addresses
 	// when they changed. Both are called from New with the first state, later from the control goroutine, which waits
-	// for them; they may call methods of Table but not Close.
+	// for them; they may call methods of Table but not Close. OnWarning is told likewise what Warnings begins to say and, with
+	// over, what it says no more.
 	OnPort      func(Port)
 	OnAddresses func(Addresses)
+	OnWarning   func(text string, over bool)
 }
 
 // New mirrors the routing of the calling thread's network namespace: tables local and main of both families. It returns
@@ -68,7 +70,7 @@ func start(o Options, ports []Port, s source) (*Table, error) {
 	t := newTable(ports, o.Hops, o.ReversePath)
 	t.source = s
 	t.c.asks = s
-	t.onPort, t.onAddresses = o.OnPort, o.OnAddresses
+	t.onPort, t.onAddresses, t.onWarning = o.OnPort, o.OnAddresses, o.OnWarning
 	t.SetCache(!o.CacheOff)
 	t.mu.Lock()
 	defer t.mu.Unlock()

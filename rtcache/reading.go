@@ -28,6 +28,7 @@ func (c *control) begin() {
 	for key := range c.warnings { // those about routes and rules are said again
 		if strings.HasPrefix(key, "rule ") || slices.Contains([]string{"table default", "tos", "source", "encap"}, key) {
 			delete(c.warnings, key)
+			c.warned = true
 		}
 	}
 }

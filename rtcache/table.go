@@ -42,6 +42,7 @@ type Table struct {
 	source      source // nil in a static table
 	onPort      func(Port)
 	onAddresses func(Addresses)
+	onWarning   func(text string, over bool)
 	done        chan struct{}
 	closed      atomic.Bool
 }
@@ -171,12 +172,7 @@ func (t *Table) OnLinkPort(a packet.Addr) (port uint16, ok bool) {
 func (t *Table) Warnings() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var all []string
-	for _, w := range t.c.warnings {
-		all = append(all, w)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	return t.c.warningList()
 }
 
 // Stats are numbers of the control side.
@@ -259,7 +255,11 @@ func (t *Table) flush() {
 		c.localNews = false
 		a = c.addresses()
 	}
-	if c.reading != nil || t.onPort == nil && t.onAddresses == nil {
+	if c.reading != nil || t.onPort == nil && t.onAddresses == nil && t.onWarning == nil {
+		return // a static table's caller may hold no lock
+	}
+	said, over := c.warningNews()
+	if len(ports) == 0 && !tell && len(said) == 0 && len(over) == 0 {
 		return
 	}
 	t.mu.Unlock()
@@ -271,6 +271,14 @@ func (t *Table) flush() {
 	}
 	if tell && t.onAddresses != nil {
 		t.onAddresses(a)
+	}
+	if t.onWarning != nil {
+		for _, text := range said {
+			t.onWarning(text, false)
+		}
+		for _, text := range over {
+			t.onWarning(text, true)
+		}
 	}
 }
 
