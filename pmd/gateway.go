@@ -34,7 +34,8 @@ type Gateway struct {
 	steering *Steering // likewise
 	workers  []*gatewayWorker
 
-	world world // what the kernel tells, and what follows from it
+	world  world  // what the kernel tells, and what follows from it
+	spread spread // how the first outside port's card spreads packets over the workers
 
 	changing sync.Mutex // held while rules, or what follows from the world, are put in force
 	draining atomic.Bool
@@ -121,6 +122,8 @@ type WorkerStats struct {
 	HandedOut  uint64            `json:"handed_over"`     // packets of other workers that came in by this one's queues
 	HandedIn   uint64            `json:"handed_in"`       // and those that others received for this one
 	HandedWhy  map[string]uint64 `json:"handed_over_why"` // of HandedOut, by what decided
+	PortsNear  uint64            `json:"ports_near"`      // ports given whose answers come in by this worker's own queue
+	PortsFar   uint64            `json:"ports_far"`       // and not, although that was looked for
 	Frames     map[string]uint64 `json:"frames"`
 	Leaked     int64             `json:"frames_leaked"`
 	Routing    rtcache.Counters  `json:"rtcache"`          // attached next hops: hits, and misses by cause
@@ -166,6 +169,7 @@ type PortStats struct {
 	FillEmpty uint64 `json:"fill_ring_empty"`
 	TXInvalid uint64 `json:"tx_invalid"`
 	Passed    uint64 `json:"passed_to_kernel"`
+	RSS       string `json:"rss"` // with several workers, of the first outside port: how its card picks a queue, and what follows
 }
 
 // DropStats is one reason's count.
@@ -246,6 +250,7 @@ func (g *Gateway) stats(w *gatewayWorker, in insideStats) WorkerStats {
 		Bursts: p.bursts.Load(), Polls: in.polls, Sleeps: w.loop.sleeps.Load(),
 		Links: in.nat.Links, Created: in.nat.Created, Expired: in.nat.Expired, Recycled: in.nat.Recycled, Hosts: in.nat.Hosts, Frames: in.frames, Leaked: in.owned, Routing: in.routing,
 		HandedOut: p.handedOut.Load(), HandedIn: p.handedIn.Load(), HandedWhy: map[string]uint64{},
+		PortsNear: in.ports.Near, PortsFar: in.ports.Far,
 	}
 	for i := range p.handedWhy {
 		if n := p.handedWhy[i].Load(); n > 0 {
@@ -315,6 +320,7 @@ func (g *Gateway) portStats(in []insideStats) []PortStats {
 		if s.IfIndex, generic = g.bound(i); generic {
 			s.XDP = "generic"
 		}
+		s.RSS = g.rssText(i)
 		g.kernelCounts(i, &s)
 		list = append(list, s)
 	}

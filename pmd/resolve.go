@@ -29,7 +29,7 @@ func placeWorkers(o *Options, allowed []int) ([]int, error) {
 		case !slices.Contains(allowed, c):
 			return nil, fmt.Errorf("workers.cores: core %d is not among those that this process may use (%s)", c, list(allowed))
 		case slices.Contains(cores[:i], c):
-			return nil, fmt.Errorf("workers.cores: core %d is named for two workers: one is all that a core can carry; --oversubscribe allows it for tests", c)
+			return nil, fmt.Errorf("workers.cores: core %d is named for 2 workers: one is all that a core can carry; --oversubscribe allows it for tests", c)
 		}
 	}
 	return cores, nil
