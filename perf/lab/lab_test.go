@@ -115,7 +115,7 @@ func TestNDRFindsARate(t *testing.T) {
 func TestRoutesInTheLab(t *testing.T) {
 	o := tiny(t)
 	o.Rounds, o.Flows, o.Links, o.Slot = 1, 200, 0, 100*time.Millisecond
-	r, err := Routes(context.Background(), RoutesOptions{Options: o, Routes: 700})
+	r, err := Routes(context.Background(), RoutesOptions{Options: o, Routes: 700, ChurnTime: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,6 +131,10 @@ func TestRoutesInTheLab(t *testing.T) {
 		t.Errorf("%d links of 200 flows to as many destinations", r.Links)
 	}
 	if c := r.Cache; c.Hits == 0 || c.CacheOff == 0 || c.ReverseChecked < c.CacheOff || c.Unattached > 400 {
+		t.Errorf("%+v", c)
+	}
+	// A route change concerns the flows of one stamp alone: with 200 flows over 29,696 stamps, one at a time.
+	if c := r.Churn; c.Changes < 10 || c.Churn.Sent == 0 || c.Hits == 0 || c.Looked > uint64(c.Changes) {
 		t.Errorf("%+v", c)
 	}
 	var b bytes.Buffer

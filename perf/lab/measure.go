@@ -74,7 +74,8 @@ type slot struct {
 	cpu     float64 // seconds of the gateway's threads per million packets that arrived
 	arrived uint64
 	sent    uint64
-	reply   pktgen.Arrivals
+	far     pktgen.Arrivals // at the outside host
+	reply   pktgen.Arrivals // at the inside host
 }
 
 // run sends and counts. back > 0 has every so manyth packet sent back.
@@ -125,7 +126,7 @@ func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Dura
 	if m.reply, err = near.Arrivals(); err != nil {
 		return m, err
 	}
-	m.pps, m.offered, m.arrived, m.sent = float64(a.Packets)/r.Seconds, r.PPS, a.Packets, r.Sent
+	m.pps, m.offered, m.arrived, m.sent, m.far = float64(a.Packets)/r.Seconds, r.PPS, a.Packets, r.Sent, a
 	m.busy = busy.Seconds() / r.Seconds
 	if a.Packets > 0 {
 		m.cpu = busy.Seconds() / (float64(a.Packets) / 1e6)

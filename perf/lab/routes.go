@@ -22,8 +22,9 @@ import (
 
 // RoutesOptions says how to measure what a next hop remembered by the flow is worth, over real devices.
 type RoutesOptions struct {
-	Options     // rounds, slots, placement, Flows, Progress
-	Routes  int // in the kernel's table, besides those of the devices and a default route
+	Options                 // rounds, slots, placement, Flows, Progress
+	ChurnTime time.Duration // of the paced traffic with route changes beside it, and of that without
+	Routes    int           // in the kernel's table, besides those of the devices and a default route
 }
 
 // RoutesRow is one way of forwarding.
@@ -51,6 +52,7 @@ type RoutesResult struct {
 
 	Cache rtcache.Counters `json:"rtcache"` // of the pollux with NAT, over all rounds: hits, and misses by cause
 	Links uint64           `json:"links"`   // that it had at the end
+	Churn ChurnBeside      `json:"churn"`
 }
 
 // routesRow is a row while it is measured.
@@ -79,6 +81,7 @@ const (
 func Routes(ctx context.Context, o RoutesOptions) (*RoutesResult, error) {
 	setDefault(&o.Flows, 16384)
 	setDefault(&o.Links, 4*o.Flows)
+	setDefault(&o.ChurnTime, 3*time.Second)
 	if err := o.Defaults(); err != nil {
 		return nil, err
 	}
@@ -115,7 +118,15 @@ func Routes(ctx context.Context, o RoutesOptions) (*RoutesResult, error) {
 		}
 	}
 	b.summarise()
-	w, err := control.NewClient(b.rows[1].peer.net.Socket()).Workers(ctx)
+	nat := b.rows[2] // pollux cache
+	if err := nat.prepare(); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.Churn, err = b.churn(ctx, nat.peer); err != nil {
+		return nil, fmt.Errorf("route changes: %w", err)
+	}
+	w, err := control.NewClient(nat.peer.net.Socket()).Workers(ctx)
 	if err != nil || len(w) != 1 {
 		return nil, fmt.Errorf("ask pollux what its cache did: %d workers, %w", len(w), err)
 	}
@@ -304,6 +315,10 @@ func (r *RoutesResult) Print(w io.Writer) error {
 			row.PPS.Median/1e6, row.PPS.Min/1e6, row.PPS.Max/1e6, row.ToPlain.Median, other, row.What)
 	}
 	t.Flush()
+	c := &r.Churn
+	fmt.Fprintf(&b, "\nUp to %.0f packets/s pollux loses no more than %g %%. At half of that, %.0f/s: %d of %d lost; beside %d route changes, %.0f a second: %d of %d lost,\n"+
+		"%d out of order, %d packets looked their route up again because one with the same stamp changed.\n", c.LossFree, c.Allowed, c.Rate, c.Quiet.Lost, c.Quiet.Sent,
+		c.Changes, c.PerSecond, c.Churn.Lost, c.Churn.Sent, c.Churn.Reordered, c.Looked)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
