@@ -16,7 +16,7 @@ TESTTIME ?= 15m
 
 # What the tests and the generator use beyond Go itself: the command or file to look for, and its Debian package.
 NEEDS := ip:iproute2 nft:nftables iptables:iptables iperf3:iperf3 curl:curl ping:iputils-ping traceroute:traceroute promtool:prometheus nfcapd:nfdump \
-         clang:clang llvm-strip:llvm shellcheck:shellcheck /usr/include/bpf/bpf_helpers.h:libbpf-dev
+         tmux:tmux clang:clang llvm-strip:llvm shellcheck:shellcheck /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .DEFAULT_GOAL := build
 .PHONY: build help deps lint test unit integration bench bench-compare fuzz soak generate demo clean

@@ -11,6 +11,7 @@ func commands() []*cli.Command {
 		doctorCommand(),
 		replayCommand(),
 		showCommand(),
+		topCommand(),
 		deleteCommand(),
 		reloadCommand(),
 		redirectCommand(),

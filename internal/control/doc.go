@@ -19,6 +19,7 @@
 //	    ?proto=       tcp, udp, icmp or a number
 //	    ?state=       opening, established, closing or active
 //	    ?limit=       at most so many; more tells whether others were left out
+//	GET /v1/hosts/top {"hosts": [Host...]}: those with the most ?by=links or refused, ?limit=10 of them
 //	GET /v1/rtcache   {"rtcache": bool}: whether next hops are attached to links
 //	PUT /v1/rtcache   the same object: switches it
 //	GET /metrics      all numbers in Prometheus's text format (docs/monitoring.md)

@@ -72,6 +72,7 @@ func (a *api) lists(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/links", a.links)
 	mux.HandleFunc("DELETE /v1/links", a.deleteLinks)
 	mux.HandleFunc("GET /v1/hosts", a.hosts)
+	mux.HandleFunc("GET /v1/hosts/top", a.topHosts)
 	mux.HandleFunc("GET /v1/peers", a.peers)
 	mux.HandleFunc("GET /v1/blocks", a.blocks)
 	mux.HandleFunc("GET /v1/redirects", a.redirects)
@@ -158,19 +159,10 @@ func (a *api) hosts(w http.ResponseWriter, r *http.Request) {
 	}
 	a.stream(w, "hosts", limit, func(d *dump) error {
 		return a.gateway.Hosts(worker, &within, func(h *nat.HostInfo) bool {
-			x := Host{Address: h.Addr.String(), Links: h.Links, Refused: h.Refused, Worker: h.Worker}
-			if h.Alias != 0 {
-				x.Alias = h.Alias.String()
-			}
-			if h.Blocks >= 0 {
-				x.Blocks = &h.Blocks
-			}
 			if h.Ports < 0 && within.Valid && within.Mask == 0xffffffff { // of one host they can be counted
 				h.Ports = a.portsOf(h)
 			}
-			if h.Ports >= 0 {
-				x.Ports = &h.Ports
-			}
+			x := hostOf(h)
 			return d.add(&x)
 		})
 	})
