@@ -30,21 +30,28 @@ type Explanation struct {
 	AnyAlias         bool      //
 	Slot             [2]uint64 // copy of the next hop's room of an existing link
 	HasSlot          bool      // the packet would belong to a link
+
+	made newLink // if New
 }
 
 // explainer is one question.
 type explainer struct {
 	*Shard
-	p   *Packet
-	now clock.Tick
-	e   Explanation
+	p    *Packet
+	now  clock.Tick
+	e    Explanation
+	made *newLink // in the first pass of a hairpin: a link that is not there, but would be; nil: none
 }
 
-// Explain says what Translate would do with a parsed packet. p is not changed.
-func (s *Shard) Explain(p *Packet, now clock.Tick) Explanation {
+// Explain says what Translate would do with a parsed packet. p is not changed. before is the explanation of its first pass, if
+// it is a hairpin's second one at the same worker, or nil: a link made then counts.
+func (s *Shard) Explain(p *Packet, before *Explanation, now clock.Tick) Explanation {
 	s.keeper.enter()
 	defer s.keeper.leave()
 	x := explainer{Shard: s, p: p, now: now}
+	if before != nil && before.New {
+		x.made = &before.made
+	}
 	x.e.Src, x.e.Dst, x.e.SrcPort, x.e.DstPort = p.H.Src, p.H.Dst, p.H.SrcPort, p.H.DstPort
 	x.miss()
 	return x.e
@@ -226,6 +233,10 @@ func (x *explainer) one() {
 		x.drop(reason.Unsupported, "%s", reason.Unsupported.Help())
 		return
 	}
+	if x.isMade(t) {
+		x.knownMade()
+		return
+	}
 	if n := x.live(t); n != 0 {
 		x.known(n)
 		return
@@ -235,6 +246,29 @@ func (x *explainer) one() {
 	} else {
 		x.inbound(t)
 	}
+}
+
+// isMade reports whether a packet is inbound of the link that its first pass makes: it comes back to its sender.
+func (x *explainer) isMade(t tuple) bool {
+	n := x.made
+	if n == nil || x.p.Side != Outside {
+		return false
+	}
+	rport := n.remote.Port
+	if n.proto == packet.ProtoICMP {
+		rport = n.alias.Port
+	}
+	return t == makeTuple(Outside, n.remote.Addr, n.alias.Addr, rport, n.alias.Port, n.proto, n.proto == packet.ProtoICMP && !n.request)
+}
+
+// knownMade is known for that link.
+func (x *explainer) knownMade() {
+	if x.expired() {
+		return
+	}
+	x.e.Local, x.e.Alias, x.e.Remote, x.e.HasSlot = x.made.local, x.made.alias, x.made.remote, true
+	x.end(Forward, reason.None, "comes back to its sender by the link that it has just made")
+	x.rewrite(in)
 }
 
 // known follows Shard.known.
@@ -270,10 +304,10 @@ func (x *explainer) rewrite(direction uint32) {
 	}
 }
 
-// made says that a link is made, and how the packet leaves by it.
-func (x *explainer) made(n *newLink, direction uint32, why string, args ...any) {
+// make says that a link is made, and how the packet leaves by it.
+func (x *explainer) make(n *newLink, direction uint32, why string, args ...any) {
 	x.end(Forward, reason.None, why, args...)
-	x.e.New, x.e.HasSlot = true, true
+	x.e.New, x.e.HasSlot, x.e.made = true, true, *n
 	x.e.Local, x.e.Alias, x.e.Remote = n.local, n.alias, n.remote
 	x.rewrite(direction)
 	if direction == out && n.flags&flagHairpin != 0 {
@@ -337,7 +371,7 @@ func (x *explainer) outbound(t tuple) {
 		x.refuse(why, words)
 		return
 	}
-	x.made(&n, out, "a link is made: %s", words)
+	x.make(&n, out, "a link is made: %s", words)
 }
 
 func (x *explainer) refuse(why reason.Reason, words string) {
@@ -379,10 +413,18 @@ func (x *explainer) hairpin(n *newLink, o *ours) bool {
 	return true
 }
 
+// live1 is how many links there are, with the one that the first pass makes.
+func (x *explainer) live1() int {
+	if x.made != nil {
+		return x.links.live + 1
+	}
+	return x.links.live
+}
+
 // room follows Shard.room.
 func (x *explainer) room() bool {
-	l := &x.links
-	if (l.free != 0 || int(l.fresh) < len(l.cold)) && (l.share == nil || int64(l.live) < l.granted || l.share.left.Load() > 0) {
+	l, live := &x.links, x.live1()
+	if live < len(l.cold)-1 && (l.share == nil || int64(live) < l.granted || l.share.left.Load() > 0) {
 		return true
 	}
 	if x.closing.count > 0 || x.sweep != 0 {
@@ -570,6 +612,10 @@ func (x *explainer) freePort(n *newLink, addr packet.Addr) (reason.Reason, strin
 		return reason.None, fmt.Sprintf("no port of %v is free: one of a closing link is given up if there is one that would do", addr)
 	case err != nil:
 		return reason.NoPort, fmt.Sprintf("no port of %v is free for this host and remote", addr)
+	case o.Sure && x.e.AnyAlias:
+		n.alias.Port = o.Port
+		x.guess(x.rules.PortRange.Low, x.rules.PortRange.High)
+		return reason.None, "an alias address by chance, and the host's own port if it is free there"
 	case o.Sure:
 		n.alias.Port = o.Port
 		return reason.None, fmt.Sprintf("port %d of %v is free", o.Port, addr)
@@ -698,7 +744,8 @@ func (x *explainer) living(gr group) uint32 {
 func (x *explainer) admitMapping(n *newLink, t tuple) admission {
 	gr := x.groups.find(n.alias, n.proto)
 	head := x.living(gr)
-	if head == 0 || protoIndex(n.proto) == 3 {
+	made := x.made != nil && x.made.alias == n.alias && x.made.proto == n.proto
+	if head == 0 && !made || protoIndex(n.proto) == 3 {
 		return nothing
 	}
 	if t.request() {
@@ -706,6 +753,11 @@ func (x *explainer) admitMapping(n *newLink, t tuple) admission {
 	}
 	var by uint32
 	filter := x.filtering(n.proto)
+	if made && (filter == EndpointIndependent && head == 0 || filter != AddressAndPortDependent && x.made.remote.Addr == n.remote.Addr) {
+		n.local, n.kind = x.made.local, x.made.kind
+		n.take = n.kind == portPeer
+		return admitted
+	}
 	if filter != AddressAndPortDependent {
 		by = x.groups.toward(gr, n.remote.Addr, 0)
 		for by != 0 && x.gone(by, x.now) {
@@ -722,7 +774,7 @@ func (x *explainer) admitMapping(n *newLink, t tuple) admission {
 	if by == 0 && filter == EndpointIndependent {
 		by = head
 	}
-	if by == 0 && !x.rules.DenyIncoming && x.rules.Target != 0 && x.localOf(head).Addr == x.rules.Target {
+	if by == 0 && head != 0 && !x.rules.DenyIncoming && x.rules.Target != 0 && x.localOf(head).Addr == x.rules.Target {
 		by = head
 	}
 	if by == 0 {
@@ -748,6 +800,6 @@ func (x *explainer) accept(n *newLink, why string, args ...any) {
 	case n.take && !x.fixed(n):
 		x.drop(reason.NoPort, "the alias port is another worker's, the kernel's, or a mapping's that does not share it")
 	default:
-		x.made(n, in, why, args...)
+		x.make(n, in, why, args...)
 	}
 }

@@ -60,6 +60,7 @@ type rigOptions struct {
 	chunk    int
 	anyMAC   bool
 	finished func(uint64, []byte, reason.Reason, bool)
+	options  func(*nat.Options)
 	ipv6     bool // forward it: 2001:db8:1::/48 is inside
 }
 
@@ -112,10 +113,14 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if o.rules != nil {
 		o.rules(&rules)
 	}
-	shard, err := nat.New(nat.Options{
+	no := nat.Options{
 		Rules: rules, Limits: nat.Limits{Links: o.links, Fragments: 256}, Workers: 1,
 		SideOf: SideOf(r.table), Now: r.now,
-	})
+	}
+	if o.options != nil {
+		o.options(&no)
+	}
+	shard, err := nat.New(no)
 	check()
 	t.Cleanup(func() { shard.Close() })
 	wo := WorkerOptions{UMEM: r.umem, Pool: r.pool, NAT: shard, Routes: r.table.View(), Table: r.table, Aliases: Aliases(&rules), Finished: o.finished, IPv6Forward: o.ipv6}
