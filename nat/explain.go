@@ -388,7 +388,16 @@ func (x *explainer) barred() bool {
 		x.drop(reason.ReversePath, "the route back to the source does not leave by the port that the packet came in by")
 		return true
 	}
-	return x.expired()
+	if x.expired() {
+		return true
+	}
+	switch {
+	case x.draining && x.p.Side == Inside && !x.p.Hairpin:
+		x.refuse(reason.Draining, "the gateway drains: no new link is made")
+	case x.draining:
+		x.drop(reason.Draining, "the gateway drains: no new link is made")
+	}
+	return x.draining
 }
 
 // hairpin follows Shard.hairpin.

@@ -177,8 +177,11 @@ func TestExplainTellsTheTruth(t *testing.T) {
 		options func(*nat.Options)
 		routes  func(*rtcache.StaticOptions)
 		hop     func(*rtcache.Table)
+		drain   bool // after the first
 		asks    []ask
 	}{
+		"draining": {drain: true, asks: []ask{first, first,
+			{inPort, fromInside(host2, 5000).UDP(nil), "drop draining 3/13"}}},
 		"a new flow and its answers": {asks: []ask{first, first,
 			{outPort, fromOutside(alias1, 5000).UDP(nil), "forward none"},
 			{outPort, fromOutside(alias1, 5001).UDP(nil), "drop no-mapping"},
@@ -284,6 +287,9 @@ func TestExplainTellsTheTruth(t *testing.T) {
 					t.Errorf("ask %d: %q, want %q: %v", i, got, a.want, x.Stages)
 				}
 				v.now += 10
+				if c.drain {
+					v.w.nat.Drain(true)
+				}
 			}
 		})
 	}

@@ -13,6 +13,8 @@ func commands() []*cli.Command {
 		showCommand(),
 		topCommand(),
 		deleteCommand(),
+		whoHadCommand(),
+		explainCommand(),
 		reloadCommand(),
 		redirectCommand(),
 		drainCommand(),

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"pollux/internal/packet"
 	"pollux/nat"
 	"pollux/pmd"
 	"pollux/rtcache"
@@ -29,6 +30,9 @@ type Gateway interface {
 	Redirects() ([]pmd.RedirectInfo, error)
 	Pool() ([]pmd.PoolInfo, error)
 	Table() *rtcache.Table
+	WhoHas(a nat.Alias, protos []uint8) (list []pmd.Holder, known bool, err error)
+	Computed(a nat.Alias) (host packet.Addr, on bool, err error)
+	Explain(frame []byte, in string) (pmd.Explanation, error)
 	SetRTCache(on bool)
 	RTCache() bool
 }
@@ -101,6 +105,7 @@ func Handler(g Gateway, about About) http.Handler {
 		reply(w, map[string]any{"ports": notNil(g.Ports())})
 	})
 	a.lists(mux)
+	a.asks(mux)
 	mux.HandleFunc("GET /v1/rtcache", func(w http.ResponseWriter, r *http.Request) { a.replyRTCache(w) })
 	mux.HandleFunc("PUT /v1/rtcache", a.setRTCache)
 	if about.Metrics != nil {
