@@ -39,19 +39,9 @@ func fields(name string) (tcp, udp Fields, err error) {
 }
 
 func fieldsOf(fd int, name string, flow uint32) (Fields, error) {
-	var ifr struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte // struct ifreq's union is larger than a pointer
-	}
-	if len(name) >= len(ifr.name) {
-		return 0, unix.ENAMETOOLONG
-	}
 	req := rxnfc{cmd: unix.ETHTOOL_GRXFH, flow: flow}
-	copy(ifr.name[:], name)
-	ifr.data = unsafe.Pointer(&req)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifr))); errno != 0 {
-		return 0, fmt.Errorf("%s: hashed fields: %w", name, errno)
+	if err := ask(fd, name, unsafe.Pointer(&req)); err != nil {
+		return 0, fmt.Errorf("%s: hashed fields: %w", name, err)
 	}
 	return fieldsFrom(req.data), nil
 }

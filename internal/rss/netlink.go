@@ -68,11 +68,15 @@ func (c *Client) Get(ifindex int, name string) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	ask := genetlink.Message{Header: genetlink.Header{Command: msgRSSGet, Version: c.family.Version}, Data: data}
-	msgs, err := c.conn.Execute(ask, c.family.ID, netlink.Request)
+	request := genetlink.Message{Header: genetlink.Header{Command: msgRSSGet, Version: c.family.Version}, Data: data}
+	msgs, err := c.conn.Execute(request, c.family.ID, netlink.Request)
 	switch {
-	case errors.Is(err, unix.EOPNOTSUPP):
-		return State{}, ErrNotTold
+	case errors.Is(err, unix.EOPNOTSUPP): // the driver, or a kernel before 6.2
+		s, err := older(name)
+		if err == nil {
+			s.TCP4, s.UDP4, s.FieldsErr = fields(name)
+		}
+		return s, err
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return State{}, fmt.Errorf("%s: there is no such device", name)
 	case err != nil:

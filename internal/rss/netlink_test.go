@@ -2,6 +2,7 @@ package rss
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"os"
@@ -138,6 +139,62 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// older lays a state out as struct ethtool_rxfh.
+func olderReply(s *State) []byte {
+	b := make([]byte, rxfhHeader)
+	ne := binary.NativeEndian
+	ne.PutUint32(b[8:], uint32(len(s.Table)))
+	ne.PutUint32(b[12:], uint32(len(s.Key)))
+	b[16], b[17] = byte(s.HashFunc), byte(s.Transform)
+	for _, q := range s.Table {
+		b = ne.AppendUint32(b, q)
+	}
+	return append(b, s.Key...)
+}
+
+// The ioctl of older kernels tells the same in another form.
+func TestOlderReplies(t *testing.T) {
+	names, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(names) < 8 {
+		t.Fatalf("%v %v", names, err)
+	}
+	for _, n := range names {
+		want, err := parse(reply(t, filepath.Base(n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := olderReply(&want)
+		got, err := parseOlder(append(b, 0, 0, 0, 0)) // the buffer is larger than needed
+		if err != nil || !got.Equal(&want) {
+			t.Errorf("%s: %+v, %v", n, got, err)
+		}
+		for cut := range len(b) {
+			if s, err := parseOlder(b[:cut]); err == nil {
+				t.Fatalf("%s: %d of %d bytes pass: %+v", n, cut, len(b), s)
+			}
+		}
+	}
+	if _, err := parseOlder(make([]byte, rxfhHeader)); !errors.Is(err, ErrNotTold) {
+		t.Errorf("neither table nor key: %v", err)
+	}
+	if _, err := older("a-name-that-is-too-long"); err == nil {
+		t.Error("a name that is too long passes")
+	}
+}
+
+func FuzzParseOlder(f *testing.F) {
+	s, err := parse(reply(f, "toeplitz-128x4.txt"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(olderReply(&s))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if s, err := parseOlder(b); err == nil && !bytes.HasPrefix(b[rxfhHeader:], olderReply(&s)[rxfhHeader:]) {
+			t.Fatalf("%x became %+v", b, s)
+		}
+	})
+}
+
 func TestHashedFields(t *testing.T) {
 	for data, want := range map[uint64]Fields{
 		0: 0, 0x30: TwoTuple, 0xf0: FourTuple, 0x10: SrcAddr, 0xc0: SrcPort | DstPort, 0xf8: FourTuple | Other, 1 << 31: Other, 0xf4: FourTuple | Other,
@@ -192,6 +249,9 @@ func TestVethDoesNotTell(t *testing.T) {
 		for range 2 { // a refusal leaves the connection usable
 			if s, err := c.Get(dev.Attrs().Index, lab.OutsideDevice); !errors.Is(err, ErrNotTold) {
 				t.Errorf("a veth tells %+v, %v", s, err)
+			}
+			if s, err := older(lab.OutsideDevice); !errors.Is(err, ErrNotTold) {
+				t.Errorf("a veth tells by ioctl %+v, %v", s, err)
 			}
 		}
 		if _, err := c.Get(1<<30, "eth99"); err == nil || !strings.Contains(err.Error(), "no such device") {
