@@ -205,29 +205,25 @@ func (o *Owners) Look(alias packet.Addr, row Row, port uint16) (b uint8, known b
 	return a.byte(row, port), true
 }
 
-// Reader is Byte for a burst: it reads the table's address once, and knows the alias address of the packet before.
-type Reader struct {
-	table *ownerTable
-	own   *aliasOwners // of addr; nil: no alias
-	addr  packet.Addr
+// Bytes are the owner bytes of one alias address: Byte for who asks for many of them.
+type Bytes struct{ words *[AliasBytes / 4]uint32 }
+
+// nobodys are the bytes of an address that is no alias.
+var nobodys [AliasBytes / 4]uint32
+
+// Bytes returns those of an address, all of them free when it is no alias. They are not to be kept for longer than a burst.
+func (o *Owners) Bytes(alias packet.Addr) Bytes {
+	if a := o.table.Load().find(alias); a != nil {
+		return Bytes{a.words}
+	}
+	return Bytes{&nobodys}
 }
 
-// Reader returns one for the alias addresses of this moment.
-func (o *Owners) Reader() Reader { return Reader{table: o.table.Load()} }
-
-// Byte is Owners.Byte.
-func (r *Reader) Byte(alias packet.Addr, row Row, port uint16) uint8 {
-	if alias != r.addr {
-		r.find(alias)
-	}
-	if r.own == nil {
-		return ByteFree
-	}
-	return r.own.byte(row, port)
+// At returns the owner byte of a port.
+func (b Bytes) At(row Row, port uint16) uint8 {
+	w, s := lane(row&(Rows-1), port)
+	return uint8(atomic.LoadUint32(&b.words[w]) >> s)
 }
-
-//go:noinline
-func (r *Reader) find(alias packet.Addr) { r.addr, r.own = alias, r.table.find(alias) }
 
 // Claim takes a free byte for a worker (its index, from 0) and reports whether the byte is that worker's now. Of any
 // number of workers that claim one byte at the same time exactly one gets it.

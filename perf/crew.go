@@ -132,7 +132,7 @@ func newCrew(workers, links, wrong int) (c *crew, err error) {
 	if err = pmd.Publish(c.owners, &rules); err != nil {
 		return nil, err
 	}
-	no := nat.Options{Rules: rules, Limits: nat.WorkerLimits(nat.Limits{Links: 2 * links, Fragments: 64}, workers), Workers: workers, Owners: c.owners,
+	no := nat.Options{Rules: rules, Limits: nat.Limits{Links: 2 * links / workers, Fragments: 64}, Workers: workers, Owners: c.owners,
 		Seed: [32]byte{7}, SideOf: pmd.SideOf(c.table), Reverse: pmd.Reverse(c.table), Now: c.now}
 	var pools []*rings.Pool
 	for range workers {

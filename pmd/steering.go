@@ -231,7 +231,9 @@ func (s *Steering) owner(p *nat.Packet) (uint32, steerWhy) {
 // mine returns how many packets at the head of a burst are a worker's beyond doubt: whole TCP and UDP packets by the two rules that
 // nearly all come under. Where a card's queues fit the owners that is the whole burst, at less than half the cost of owner.
 func (s *Steering) mine(b []nat.Packet, me uint32) int {
-	bytes := s.owners.Reader()
+	var alias packet.Addr // of bytes: mostly it stays the same
+	bytes := s.owners.Bytes(alias)
+	published, byHost := s.locals != nil, s.flows == 0
 	for i := range b {
 		p := &b[i]
 		h := &p.H
@@ -239,11 +241,22 @@ func (s *Steering) mine(b []nat.Packet, me uint32) int {
 		case h.Flags&packet.FlagPlain == 0:
 			return i
 		case p.Side == nat.Outside:
-			if uint32(bytes.Byte(h.Dst, rowOfPlain(h.Proto), h.DstPort)) != me+1 {
+			if h.Dst != alias {
+				alias, bytes = h.Dst, s.owners.Bytes(h.Dst)
+			}
+			if uint32(bytes.At(rowOfPlain(h.Proto), h.DstPort)) != me+1 {
 				return i
 			}
 		default:
-			if w, bit := hostBit(h.Src); s.hosts[w]&bit != 0 || s.flows != 0 || s.host(h.Src) != me {
+			if published {
+				if w, bit := hostBit(h.Src); s.hosts[w]&bit != 0 {
+					return i
+				}
+			}
+			if byHost && s.host(h.Src) == me {
+				continue
+			}
+			if to, _ := s.dynamic(h.Proto, h.Src, h.SrcPort, h.Dst, h.DstPort); to != me {
 				return i
 			}
 		}

@@ -13,20 +13,25 @@ import "sync/atomic"
 // Go's atomics are sequentially consistent, which the sleeping protocol needs besides: the producer stores S1, then looks
 // whether the consumer sleeps; the consumer says that it sleeps, then looks at S1.
 //
-// The words of each side lie on cache lines of their own, the neighbour that the processor fetches along included.
+// Each of the two words has a cache line of its own, the neighbour that the processor fetches along included, and what a side
+// keeps for itself has another: the other side polls the word, and would take the line away in the middle of a burst.
 type SPSC[T any] struct {
 	slots []T
 	mask  uint32
 
+	_    [128]byte
+	head uint32 // the producer's: produced, ahead of it while slots are being filled
+	room uint32 // the producer's: S2 as last read
+
 	_        [128]byte
 	produced atomic.Uint32 // S1
-	head     uint32        // the producer's: produced, ahead of it while slots are being filled
-	room     uint32        // the producer's: S2 as last read
+
+	_    [128]byte
+	tail uint32 // the consumer's: consumed, ahead of it while slots are being read
+	seen uint32 // the consumer's: S1 as last read
 
 	_        [128]byte
 	consumed atomic.Uint32 // S2
-	tail     uint32        // the consumer's: consumed, ahead of it while slots are being read
-	seen     uint32        // the consumer's: S1 as last read
 	_        [128]byte
 }
 
