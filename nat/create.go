@@ -1,6 +1,8 @@
 package nat
 
 import (
+	"math/bits"
+
 	"pollux/internal/clock"
 	"pollux/internal/packet"
 	"pollux/lport"
@@ -88,21 +90,21 @@ func (s *Shard) create(n *newLink, now clock.Tick) uint32 {
 		lo.key = makeTuple(Inside, n.local.Addr, n.remote.Addr, n.local.Port, rport, n.proto, false)
 		li.key = makeTuple(Outside, n.remote.Addr, n.alias.Addr, rport, n.alias.Port, n.proto, false)
 	}
-	lo.addr, lo.port = n.alias.Addr, n.alias.Port
-	li.addr, li.port = n.local.Addr, n.local.Port
+	lo.addr, lo.port = toWireAddr(n.alias.Addr), toWirePort(n.alias.Port)
+	li.addr, li.port = toWireAddr(n.local.Addr), toWirePort(n.local.Port)
 
 	addr, port := packet.DeltaAddr(n.local.Addr, n.alias.Addr), packet.Delta16(n.local.Port, n.alias.Port)
-	lo.ip = packet.AddDelta(addr, packet.DeltaTTL)
-	lo.l4 = packet.AddDelta(addr, port)
 	addrBack, portBack := packet.DeltaAddr(n.alias.Addr, n.local.Addr), packet.Delta16(n.alias.Port, n.local.Port)
-	li.ip = packet.AddDelta(addrBack, packet.DeltaTTL)
-	li.l4 = packet.AddDelta(addrBack, portBack)
-	if n.proto == packet.ProtoICMP { // no pseudo header
-		lo.l4, li.l4 = port, portBack
-	}
+	ip, ipBack := packet.AddDelta(addr, packet.DeltaTTL), packet.AddDelta(addrBack, packet.DeltaTTL)
 	if n.flags&flagHairpin != 0 {
-		lo.ip = addr // the second pass takes from the TTL
+		ip = addr // the second pass takes from the TTL
 	}
+	l4, l4Back := port, portBack
+	if n.proto != packet.ProtoICMP { // which has no pseudo header
+		l4, l4Back = packet.AddDelta(addr, port), packet.AddDelta(addrBack, portBack)
+	}
+	lo.ip, li.ip = bits.ReverseBytes16(ip), bits.ReverseBytes16(ipBack)
+	lo.l4, li.l4 = bits.ReverseBytes16(l4), bits.ReverseBytes16(l4Back)
 	lo.last, li.last = now, now
 	s.born[id] = now
 	lo.epoch, li.epoch = s.epoch8, s.epoch8

@@ -12,9 +12,10 @@ type index struct {
 }
 
 // home returns the slot at which the probe for hash h starts.
-func (x *index) home(h uint32) uint32 {
-	return uint32(uint64(h) * uint64(len(x.slots)) >> 32)
-}
+func (x *index) home(h uint32) uint32 { return homeOf(h, uint64(len(x.slots))) }
+
+// homeOf is home in a table of so many slots.
+func homeOf(h uint32, slots uint64) uint32 { return uint32(uint64(h) * slots >> 32) }
 
 // next returns the slot behind i.
 func (x *index) next(i uint32) uint32 {

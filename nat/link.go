@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"pollux/internal/clock"
@@ -11,18 +12,32 @@ import (
 // line is all that an established packet of one direction needs: 64 bytes, one cache line. Lines 2*id and 2*id+1 are the
 // outbound and the inbound direction of link id; line numbers are what the exact index holds.
 type line struct {
-	key     tuple       // the packet as it comes; all zero: no link
-	addr    packet.Addr // outbound: new source address; inbound: new destination address
-	port    uint16      // likewise the port or ICMP id
-	watch   uint8       // TCP flags that need the slow path; watchAlways for every packet
-	epoch   uint8       // Shard.epoch when it was last known to stand under the rules
-	ip      uint16      // delta of the IPv4 header checksum, TTL-1 included
-	l4      uint16      // delta of the L4 checksum
-	last    clock.Tick  // last packet of this direction
-	hop     HopSlot     // rtcache's
+	key     tuple      // the packet as it comes; all zero: no link
+	addr    wireAddr   // outbound: new source address; inbound: new destination address
+	port    wirePort   // likewise the port or ICMP id
+	watch   uint8      // TCP flags that need the slow path; watchAlways for every packet
+	epoch   uint8      // Shard.epoch when it was last known to stand under the rules
+	ip      uint16     // delta of the IPv4 header checksum, TTL-1 included, for a field that is read as little-endian
+	l4      uint16     // likewise of the L4 checksum
+	last    clock.Tick // last packet of this direction
+	hop     HopSlot    // rtcache's
 	packets uint64
 	bytes   uint64 // IP total lengths
 }
+
+// wireAddr and wirePort are an address and a port as they stand in a packet, read as little-endian numbers: rewriting is a
+// copy. The sum of RFC 1071 does not care in which order the bytes of a word are read, as long as all are read in the same:
+// the deltas of a line are in this order, too.
+type (
+	wireAddr uint32
+	wirePort uint16
+)
+
+func toWireAddr(a packet.Addr) wireAddr { return wireAddr(bits.ReverseBytes32(uint32(a))) }
+func toWirePort(p uint16) wirePort      { return wirePort(bits.ReverseBytes16(p)) }
+
+func (a wireAddr) host() packet.Addr { return packet.Addr(bits.ReverseBytes32(uint32(a))) }
+func (p wirePort) host() uint16      { return bits.ReverseBytes16(uint16(p)) }
 
 // A line is one cache line, a cold part a quarter of one.
 const (

@@ -5,6 +5,8 @@
 package nat
 
 import (
+	"unsafe"
+
 	"pollux/internal/packet"
 	"pollux/internal/reason"
 )
@@ -79,17 +81,32 @@ type Packet struct {
 	// Directed fragments come from the worker that keeps their datagram's table, in an order that begins with the first one.
 	Directed bool
 	Owner    uint8 // with Away: the worker's index
+	_        uint16
 
-	Verdict  Verdict
+	Verdict  Verdict // eight bytes that an established packet's are written to in one
 	Reason   reason.Reason
 	ICMPType uint8    // with Answer
 	ICMPCode uint8    // with Answer
-	Hop      *HopSlot // with Forward: slot of the link's direction, nil when the packet belongs to no link
+	slot     uint32   // Touch: the line that may be its link's; 0: none was found, or it has to go the long way anyhow
+	Hop      *HopSlot // with Forward: slot of the link's direction; nil when the packet belongs to no link, and with all else
 
 	// Between Touch and Translate.
 	key  tuple  // what the packet is looked up by
 	hash uint32 // of key
-	slot uint32 // the line that may be its link's; 0: none was found, or it has to go the long way anyhow
+}
+
+// A Packet begins as packet.ParseEach will have it.
+const (
+	_ = -unsafe.Offsetof(Packet{}.Data)
+	_ = -(unsafe.Offsetof(Packet{}.H) ^ unsafe.Offsetof(packet.Record{}.H))
+)
+
+// Parse is packet.ParseEach for a burst.
+func Parse(b []Packet, word, mask uint64) int {
+	if len(b) == 0 {
+		return 0
+	}
+	return packet.ParseEach((*packet.Record)(unsafe.Pointer(&b[0])), unsafe.Sizeof(b[0]), len(b), word, mask)
 }
 
 // Released is a held packet that goes back to the worker: either to be parsed and translated again, or to be dropped.

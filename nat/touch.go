@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"pollux/internal/offheap"
@@ -21,25 +22,34 @@ func (s *Shard) Touch(b []Packet) {
 }
 
 func (s *Shard) touch(b []Packet) {
-	var at [burst]uint32
-	slots := s.exact.slots
+	var at [burst]uint32 // slots, then lines
+	slots, n := s.exact.slots, uint64(len(s.exact.slots))
 	for i := range b {
 		p := &b[i]
-		p.key = plainKey(p)
-		p.hash = s.seed.tuple(p.key)
-		at[i&(burst-1)] = s.exact.home(p.hash)
+		key := plainKey(p)
+		h := s.seed.tuple(key)
+		p.key, p.hash = key, h
+		at[i&(burst-1)] = homeOf(h, n)
 	}
 	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(slots)), 8, at[:len(b)&(2*burst-1)])
-	misses := 0
-	for i := range b {
+	far := uint64(0)   // packets that the first two slots say nothing about, the first one highest: no branch, which would be
+	for i := range b { // mispredicted too often
 		p := &b[i]
-		n, ok := candidate((*[2]uint64)(s.padded[at[i&(burst-1)]:]), p.hash)
-		if !ok {
-			n = s.distant(p.hash)
-		}
-		p.slot = n
-		at[i&(burst-1)] = n
-		if n == 0 {
+		// The slot behind the last one is there, too: see Shard.padded.
+		pair := (*[2]uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(slots)), 8*uintptr(at[i&(burst-1)])))
+		l, miss := candidate(pair, p.hash)
+		p.slot = l
+		at[i&(burst-1)] = l
+		_, carry := bits.Sub64(0, miss, 0)
+		far, _ = bits.Add64(far, far, carry)
+	}
+	misses := 0
+	for ; far != 0; far &= far - 1 {
+		i := len(b) - 1 - bits.TrailingZeros64(far)
+		p := &b[i]
+		p.slot = s.distant(p.hash)
+		at[i&(burst-1)] = p.slot
+		if p.slot == 0 {
 			misses++
 		}
 	}
@@ -124,7 +134,7 @@ func (s *Shard) touchMisses(b []Packet) {
 		// inbound: the outbound key of the link to come, if it goes where the group's links go
 		if l := head[i&(burst-1)]; l != 0 && b[i].Side == Outside {
 			h := &b[i].H
-			t := makeTuple(Inside, s.lines[l].addr, h.Src, s.lines[l].port, h.SrcPort, h.Proto, false)
+			t := makeTuple(Inside, s.lines[l].addr.host(), h.Src, s.lines[l].port.host(), h.SrcPort, h.Proto, false)
 			at[n&(4*burst-1)] = address(&s.exact, s.seed.tuple(t))
 			n++
 		}

@@ -2,21 +2,20 @@ package nat
 
 import (
 	"encoding/binary"
-	"math/bits"
 
 	"pollux/internal/clock"
 	"pollux/internal/packet"
 )
 
-// candidate returns the first line whose hash is h, 0 if there is none. Its key is still to be compared. Nine out of ten are
-// in the first two slots, which are looked at together: a branch for each would be mispredicted too often.
-func candidate(pair *[2]uint64, h uint32) (n uint32, ok bool) {
+// candidate returns the first line whose hash is h; miss is 0 if one of the two slots has it. Its key is still to be compared.
+// Nine out of ten are in the first two slots, which are looked at together: a branch for each would be mispredicted too often.
+func candidate(pair *[2]uint64, h uint32) (n uint32, miss uint64) {
 	n = uint32(pair[1])
 	d, e := uint32(pair[0]>>32)^h, uint32(pair[1]>>32)^h
 	if d == 0 {
 		n = uint32(pair[0])
 	}
-	return n, uint64(d)*uint64(e) == 0
+	return n, uint64(d) * uint64(e)
 }
 
 // distant goes on where candidate gave up.
@@ -75,49 +74,57 @@ func (s *Shard) Translate(b []Packet, now clock.Tick) (others int) {
 }
 
 // hitPlain is hit for plain packets, in which everything has its place: it translates those at the front of a burst and
-// returns how many they were.
+// returns how many they were. It calls nothing, so that all it needs stays in registers.
 func (s *Shard) hitPlain(b []Packet, now clock.Tick) int {
-	lines, epoch, quick := s.lines, s.epoch8, s.quick
+	lines, quick, epoch := s.lines, s.quick, uint16(s.epoch8)<<8
 	for i := range b {
 		p := &b[i]
-		n, frame, h := p.slot, p.Data, &p.H
+		h, n, frame := &p.H, p.slot, p.Data
 		if uint(n) >= uint(len(lines)) || len(frame) < plainLen {
 			return i
 		}
 		l := &lines[n]
-		if p.key != l.key || h.Flags&packet.FlagPlain == 0 || h.TTL <= 1 || l.watch&(h.TCPFlags|0x80) != 0 ||
-			l.epoch != epoch || now.Since(l.last) > quick {
+		if (p.key.addrs^l.key.addrs)|(p.key.ports^l.key.ports) != 0 || h.Flags&packet.FlagPlain == 0 ||
+			((uint16(l.watch)|uint16(l.epoch)<<8)^epoch)&(0xff80|uint16(h.TCPFlags)) != 0 || now.Since(l.last) > quick {
 			return i
 		}
-		p.slot = 0
 		f := (*[plainLen]byte)(frame)
-		word := binary.LittleEndian.Uint32(f[22:26]) // TTL, protocol, checksum
-		sum := packet.ApplyDelta(bits.ReverseBytes16(uint16(word>>16)), l.ip)
-		binary.LittleEndian.PutUint32(f[22:26], uint32(uint16(word-1))|uint32(bits.ReverseBytes16(sum))<<16)
-		if n&1 == out {
-			binary.BigEndian.PutUint32(f[26:30], uint32(l.addr))
-			binary.BigEndian.PutUint16(f[34:36], l.port)
-		} else {
-			binary.BigEndian.PutUint32(f[30:34], uint32(l.addr))
-			binary.BigEndian.PutUint16(f[36:38], l.port)
-		}
 		if h.Kind == packet.KindUDP {
-			binary.BigEndian.PutUint16(f[40:42], packet.ApplyDeltaUDP(binary.BigEndian.Uint16(f[40:42]), l.l4))
+			if field := binary.LittleEndian.Uint16(f[40:42]); field != 0 {
+				binary.LittleEndian.PutUint16(f[40:42], packet.ApplyDeltaUDP(field, l.l4))
+			}
 		} else {
-			t := frame[50:52]
-			binary.BigEndian.PutUint16(t, packet.ApplyDelta(binary.BigEndian.Uint16(t), l.l4))
+			if len(frame) < plainTCPLen {
+				return i // never after Parse
+			}
+			t := (*[plainTCPLen]byte)(frame)
+			binary.LittleEndian.PutUint16(t[50:52], packet.ApplyDelta(binary.LittleEndian.Uint16(t[50:52]), l.l4))
+		}
+		// TTL, protocol and checksum are one word: packet.ApplyDelta in its upper half, one less in its lowest byte, which is
+		// not 0.
+		word := uint64(binary.LittleEndian.Uint32(f[22:26])) - uint64(l.ip)<<16 - 1
+		binary.LittleEndian.PutUint32(f[22:26], uint32(word)+uint32(word>>32)<<16)
+		if n&1 == out {
+			binary.LittleEndian.PutUint32(f[26:30], uint32(l.addr))
+			binary.LittleEndian.PutUint16(f[34:36], uint16(l.port))
+		} else {
+			binary.LittleEndian.PutUint32(f[30:34], uint32(l.addr))
+			binary.LittleEndian.PutUint16(f[36:38], uint16(l.port))
 		}
 		l.last = now
 		l.packets++
 		l.bytes += uint64(h.Len)
 		p.Hop = &l.hop
-		p.Verdict, p.Reason, p.ICMPType, p.ICMPCode = Forward, 0, 0, 0
+		p.Verdict, p.Reason, p.ICMPType, p.ICMPCode, p.slot = Forward, 0, 0, 0, 0
 	}
 	return len(b)
 }
 
-// plainLen is the length of the shortest plain frame: Ethernet, IPv4, UDP.
-const plainLen = packet.EthernetLen + packet.IPv4Len + packet.UDPLen
+// Lengths of the shortest plain frames: Ethernet, IPv4, UDP or TCP.
+const (
+	plainLen    = packet.EthernetLen + packet.IPv4Len + packet.UDPLen
+	plainTCPLen = packet.EthernetLen + packet.IPv4Len + packet.TCPLen
+)
 
 // hit translates a packet of an established link that Touch found: one line, stored deltas, one timer touch. It reports false
 // and changes nothing when the packet needs a longer look.
@@ -145,21 +152,21 @@ func (s *Shard) forward(p *Packet, l *line, direction uint32, now clock.Tick) {
 	side := direction & 1
 	ip := (*[20]byte)(p.Data[h.L3:])
 	ip[8]--
-	binary.BigEndian.PutUint16(ip[10:12], packet.ApplyDelta(binary.BigEndian.Uint16(ip[10:12]), l.ip))
-	binary.BigEndian.PutUint32(ip[12+4*side:16+4*side], uint32(l.addr))
+	binary.LittleEndian.PutUint16(ip[10:12], packet.ApplyDelta(binary.LittleEndian.Uint16(ip[10:12]), l.ip))
+	binary.LittleEndian.PutUint32(ip[12+4*side:16+4*side], uint32(l.addr))
 	switch h.Kind {
 	case packet.KindUDP:
 		u := (*[8]byte)(p.Data[h.L4:])
-		binary.BigEndian.PutUint16(u[2*side:2*side+2], l.port)
-		binary.BigEndian.PutUint16(u[6:8], packet.ApplyDeltaUDP(binary.BigEndian.Uint16(u[6:8]), l.l4))
+		binary.LittleEndian.PutUint16(u[2*side:2*side+2], uint16(l.port))
+		binary.LittleEndian.PutUint16(u[6:8], packet.ApplyDeltaUDP(binary.LittleEndian.Uint16(u[6:8]), l.l4))
 	case packet.KindTCP:
 		u := (*[18]byte)(p.Data[h.L4:])
-		binary.BigEndian.PutUint16(u[2*side:2*side+2], l.port)
-		binary.BigEndian.PutUint16(u[16:18], packet.ApplyDelta(binary.BigEndian.Uint16(u[16:18]), l.l4))
+		binary.LittleEndian.PutUint16(u[2*side:2*side+2], uint16(l.port))
+		binary.LittleEndian.PutUint16(u[16:18], packet.ApplyDelta(binary.LittleEndian.Uint16(u[16:18]), l.l4))
 	case packet.KindICMPQuery:
 		u := (*[8]byte)(p.Data[h.L4:])
-		binary.BigEndian.PutUint16(u[4:6], l.port)
-		binary.BigEndian.PutUint16(u[2:4], packet.ApplyDelta(binary.BigEndian.Uint16(u[2:4]), l.l4))
+		binary.LittleEndian.PutUint16(u[4:6], uint16(l.port))
+		binary.LittleEndian.PutUint16(u[2:4], packet.ApplyDelta(binary.LittleEndian.Uint16(u[2:4]), l.l4))
 	}
 	l.last = now
 	l.packets++

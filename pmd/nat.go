@@ -39,14 +39,14 @@ func (w *Worker) judge(b []nat.Packet, i int, now clock.Tick) {
 			p.Side, p.Hairpin, p.Directed = nat.Outside, true, false
 			packet.Parse(p.Data, &p.H)
 			if w.steerAgain(p, i) {
-				p.Verdict = nat.Drop
+				gone(p)
 				return
 			}
 			w.nat.Translate(b[i:i+1], now)
 		}
 	}
 	if (p.Verdict == nat.Drop || p.Verdict == nat.Answer) && w.lost(p, i, now) {
-		p.Verdict = nat.Drop
+		gone(p)
 		return
 	}
 	switch p.Verdict {
@@ -65,8 +65,11 @@ func (w *Worker) judge(b []nat.Packet, i int, now clock.Tick) {
 	default:
 		w.drop(p.Frame, p.Data, p.Reason, false)
 	}
-	p.Verdict = nat.Drop // its frame is no longer this burst's
+	gone(p)
 }
+
+// gone marks a packet that has been dealt with: its frame is no longer this burst's.
+func gone(p *nat.Packet) { p.Verdict, p.Hop = nat.Drop, nil }
 
 // lost ends a refused packet whose destination the translator knows nothing of: neither mapping nor usable route. It is one
 // of the gateway's own addresses, or the routes know better why not. False: the translator's word holds.

@@ -11,15 +11,21 @@ import (
 
 // parse is stage 2: every packet is parsed; what is malformed, another machine's or the host's own leaves the burst here.
 // It returns the rest, moved together.
-func (w *Worker) parse(b []nat.Packet) []nat.Packet {
-	for i := range b {
-		p := &b[i]
-		packet.Parse(p.Data, &p.H)
-		if p.H.Flags&packet.FlagPlain == 0 || p.H.Dst >= multicast || !w.toPort(p) {
-			return w.sift(b, i)
-		}
+func (w *Worker) parse(b []nat.Packet, from int) []nat.Packet {
+	if len(b) == 0 {
+		return b
 	}
-	return b
+	if from == fromShard { // each packet has a port of its own
+		packet.Parse(b[0].Data, &b[0].H)
+		return w.sift(b, 0)
+	}
+	word, mask := w.ports[from].word, w.ports[from].mask
+	n := nat.Parse(b, word, mask)
+	if n == len(b) {
+		return b
+	}
+	packet.Parse(b[n].Data, &b[n].H)
+	return w.sift(b, n)
 }
 
 // sift is parse from packet k on, which is parsed and may have to go.

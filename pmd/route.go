@@ -7,38 +7,66 @@ import (
 	"pollux/internal/packet"
 	"pollux/internal/reason"
 	"pollux/nat"
+	"pollux/rings"
 	"pollux/rtcache"
 )
 
 // route is stage 6: every packet gets its next hop, from the link it belongs to or by lookup, and is put in line for its
 // egress port.
 func (w *Worker) route(b []nat.Packet, now clock.Tick) {
-	flows := w.routes.Attached()
-	hits := 0
+	for i := 0; i < len(b); i++ {
+		n := 0
+		if w.hold.n == 0 {
+			n = w.routeHits(b[i:])
+			w.routes.C.Hits += uint64(n)
+			w.c.translated += uint64(n)
+		}
+		if i += n; i < len(b) && b[i].Verdict == nat.Forward {
+			w.detour(&b[i], i, now)
+		}
+	}
+}
+
+// routeHits sends on the packets at the front of a burst whose link has a next hop that still holds, and returns how many
+// they were. It calls nothing, so that all it needs stays in registers.
+func (w *Worker) routeHits(b []nat.Packet) int {
+	flows, ports := w.routes.Attached(), w.ports
 	for i := range b {
 		p := &b[i]
-		if p.Verdict != nat.Forward {
-			continue
+		slot, data := (*[2]uint64)(p.Hop), p.Data
+		if slot == nil || len(data) < destinationEnd {
+			return i
 		}
-		var hop *rtcache.Hop
-		if p.Hop != nil {
-			hop = flows.Hop((*[2]uint64)(p.Hop), p.Ingress, destination(p))
+		f := (*[destinationEnd]byte)(data)
+		if !flows.Holds(slot, p.Ingress, packet.Addr(binary.BigEndian.Uint32(f[destinationEnd-4:]))) {
+			return i
 		}
-		if hop == nil || int(p.H.Len) > hop.MTU() || w.hold.n > 0 {
-			w.detour(p, i, now)
-			continue
+		hop := flows.At(slot)
+		if !hop.Usable() {
+			return i
 		}
-		hits++
-		hop.WriteMACs(p.Data)
-		to := &w.ports[hop.Port()] // w.line, which is too long to be inlined
-		if to.n == BurstFrames {
-			w.flush(to)
+		dress := hop.Dress()
+		if int(p.H.Len) > dress.MTU() {
+			return i
 		}
-		to.line(p)
+		k := uint(dress.Port())
+		if k >= uint(len(ports)) {
+			return i
+		}
+		to := &ports[k]
+		n := uint(to.n)
+		if n >= BurstFrames {
+			return i
+		}
+		to.n++
+		to.out[n] = rings.Frame{Addr: p.Frame, Len: uint32(len(p.Data))}
+		dress.WriteMACs((*[12]byte)(f[:]))
 	}
-	w.routes.C.Hits += uint64(hits)
-	w.c.translated += uint64(hits)
+	return len(b)
 }
+
+// destinationEnd is where the destination address ends in every IPv4 frame: there are no VLAN tags.
+const destinationEnd = packet.EthernetLen + packet.IPv4Len
 
 // destination is where a packet goes now, after translation, which changes it on the way in only.
 func destination(p *nat.Packet) packet.Addr {
@@ -79,7 +107,7 @@ func (w *Worker) detour(p *nat.Packet, i int, now clock.Tick) {
 		w.unrewrite(p, i, true)
 		w.unroutable(p, w.asSent(p, i), v, now)
 	}
-	p.Verdict = nat.Drop // its frame is no longer this burst's
+	gone(p)
 }
 
 // unroutable ends a packet that has no next hop; the frame is as it was on the wire, and h describes it.

@@ -21,12 +21,13 @@ func (w *Worker) rx(from int) (b []nat.Packet, n int) {
 		return nil, 0
 	}
 	b = w.burst[:n]
+	memory, side := w.umem.Memory(), p.side
 	for i := range b {
-		q, f := &b[i], &w.rxq[i]
-		q.Data = w.umem.Data(*f)
+		q, f := &b[i], w.rxq[i]
+		q.Data = memory.Data(f)
 		q.Frame = f.Addr
 		q.Ingress = uint16(from)
-		q.Side = p.side
+		q.Side = side
 		q.Hairpin, q.Directed = false, false
 	}
 	w.c.received += uint64(n)

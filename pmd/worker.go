@@ -159,7 +159,7 @@ func (w *Worker) step(from int, now clock.Tick) int {
 	if n == 0 {
 		return 0
 	}
-	b = w.parse(b)
+	b = w.parse(b, from)
 	b = w.steer(b)
 	w.finish(b, now)
 	return n

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -126,6 +127,26 @@ func (u *UMEM) mapMemfd(size, page uint64, flags int) error {
 // owns the frame.
 func (u *UMEM) Data(f Frame) []byte {
 	return u.data[f.Addr : f.Addr+uint64(f.Len) : (f.Addr|u.chunkMask)+1]
+}
+
+// Memory is what finding the bytes of a frame takes, small enough for registers: a loop over a burst keeps a copy. It holds
+// as long as the UMEM is open.
+type Memory struct {
+	base unsafe.Pointer
+	size uint64
+}
+
+// Memory returns the UMEM's memory.
+func (u *UMEM) Memory() Memory {
+	return Memory{unsafe.Pointer(unsafe.SliceData(u.data)), uint64(len(u.data))}
+}
+
+// Data is UMEM.Data without capacity beyond the packet. A frame outside of the memory panics.
+func (m Memory) Data(f Frame) []byte {
+	if f.Addr >= m.size || uint64(f.Len) > m.size-f.Addr {
+		panic("rings: a frame outside of the UMEM")
+	}
+	return (*[1 << 40]byte)(unsafe.Add(m.base, f.Addr))[:f.Len:f.Len]
 }
 
 // Chunk returns the address of the chunk that addr lies in: what a Pool keeps.

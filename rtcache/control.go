@@ -199,7 +199,7 @@ func (c *control) newHop(k hopKey) uint32 {
 		c.stir()
 	}
 	h.wanted.Store(0)
-	h.to.Store(uint64(e.port))
+	h.to.Store(hopWord([6]byte{}, int(e.port)))
 	c.setFrom(i)
 	h.state.Store(hopUnresolved)
 	if k.addr.IsValid() {
@@ -246,7 +246,7 @@ func (c *control) setFrom(i uint32) {
 	if e.mtu != 0 {
 		mtu = min(mtu, int(e.mtu))
 	}
-	c.t.hops[i].from.Store(macWord(p.MAC)<<16 | mtuWord(mtu))
+	c.t.hops[i].from.Store(hopWord(p.MAC, mtu))
 }
 
 // refresh brings a hop in line with its port and its neighbour.
@@ -267,7 +267,7 @@ func (c *control) refresh(i uint32) {
 	info.stale = n.state == neighStale
 	switch n.state {
 	case neighValid, neighStale:
-		h.to.Store(macWord(n.mac)<<16 | uint64(p.Index))
+		h.to.Store(hopWord(n.mac, int(p.Index)))
 		c.setState(i, hopReady)
 	case neighFailed:
 		if was == hopReady || was == hopDead || info.asked == 0 {

@@ -12,8 +12,8 @@ import (
 // The control goroutine writes, workers read, without locks: everything that must be seen together is in one word.
 //
 //	word    writer    readers  content
-//	to      control   workers  neighbour's MAC (48 bits) | egress port (16); the port never changes in a hop's life
-//	from    control   workers  port's own MAC (48) | MTU in bytes (16)
+//	to      control   workers  neighbour's MAC (low 48 bits) | egress port (16); the port never changes in a hop's life
+//	from    control   workers  port's own MAC (low 48) | MTU in bytes (16)
 //	state   both      workers  hopState | usedBit; workers only set usedBit (CAS), control sets the state and clears it
 //	wanted  both      workers  1 while a worker's Want waits for the control goroutine
 //	hi, lo  control   workers  neighbour's address, IPv4 in lo; written before the hop's state leaves hopFree
@@ -51,35 +51,49 @@ const portNone = 0xffff
 // reuseAfter; re-route the packets when the queue is served.
 func (h *Hop) Index() uint32 { return h.index }
 
+// Usable reports whether packets may leave by the hop without asking Route.
+func (h *Hop) Usable() bool { return h.state.Load() == hopHit }
+
 // Port is the index of the egress port.
-func (h *Hop) Port() uint16 { return uint16(h.to.Load()) }
+func (h *Hop) Port() uint16 { return h.Dress().Port() }
 
 // MTU is the largest IP packet in bytes that may leave by this hop.
-func (h *Hop) MTU() int { return int(h.from.Load() & 0xffff) }
+func (h *Hop) MTU() int { return h.Dress().MTU() }
 
 // WriteMACs sets destination and source MAC in the first 12 bytes of a frame. Neither is ever a mixture of two.
-func (h *Hop) WriteMACs(frame []byte) {
-	to, from := h.to.Load(), h.from.Load()
-	b := (*[12]byte)(frame)
-	binary.BigEndian.PutUint64(b[:8], to&^0xffff|from>>48)
-	binary.BigEndian.PutUint32(b[8:], uint32(from>>16))
+func (h *Hop) WriteMACs(frame []byte) { h.Dress().WriteMACs((*[12]byte)(frame)) }
+
+// Dress is what a frame to a hop needs, read once. Its words hold a MAC as its bytes stand in a frame, read as a
+// little-endian number: nothing is to be swapped.
+type Dress struct{ to, from uint64 }
+
+// Dress reads the hop.
+func (h *Hop) Dress() Dress { return Dress{h.to.Load(), h.from.Load()} }
+
+// Port is Hop's.
+func (d Dress) Port() uint16 { return uint16(d.to >> 48) }
+
+// MTU is Hop's.
+func (d Dress) MTU() int { return int(d.from >> 48) }
+
+// WriteMACs is Hop's.
+func (d Dress) WriteMACs(frame *[12]byte) {
+	binary.LittleEndian.PutUint64(frame[:8], d.to&(1<<48-1)|d.from<<48)
+	binary.LittleEndian.PutUint32(frame[8:], uint32(d.from>>16))
 }
 
 // MAC is the neighbour's address as last learned.
-func (h *Hop) MAC() [6]byte { return macFrom(h.to.Load() >> 16) }
-
-func macWord(m [6]byte) uint64 {
-	return uint64(binary.BigEndian.Uint16(m[:]))<<32 | uint64(binary.BigEndian.Uint32(m[2:]))
-}
-
-func macFrom(w uint64) (m [6]byte) {
-	binary.BigEndian.PutUint16(m[:], uint16(w>>32))
-	binary.BigEndian.PutUint32(m[2:], uint32(w))
+func (h *Hop) MAC() (m [6]byte) {
+	w := h.to.Load()
+	binary.LittleEndian.PutUint32(m[:], uint32(w))
+	binary.LittleEndian.PutUint16(m[4:], uint16(w>>32))
 	return m
 }
 
-func mtuWord(mtu int) uint64 {
-	return uint64(min(max(mtu, 0), 0xffff))
+// hopWord joins a MAC with a port or an MTU, as to and from hold them.
+func hopWord(m [6]byte, high int) uint64 {
+	return uint64(binary.LittleEndian.Uint32(m[:])) | uint64(binary.LittleEndian.Uint16(m[4:]))<<32 |
+		uint64(min(max(high, 0), 0xffff))<<48
 }
 
 // setState changes the state and keeps usedBit. Only the control goroutine calls it.

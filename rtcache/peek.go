@@ -10,8 +10,8 @@ import (
 // It belongs to the view's worker, like Route.
 func (v *View) Peek(slot *[2]uint64, ingress uint16, src, dst packet.Addr, hash uint32) (h *Hop, verdict Verdict, why string) {
 	a := v.Attached()
-	if slot != nil {
-		if h := a.Hop(slot, ingress, dst); h != nil {
+	if slot != nil && a.Holds(slot, ingress, dst) {
+		if h := a.At(slot); h.Usable() {
 			return h, OK, "the flow's next hop, kept from before"
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"sync/atomic"
+	"unsafe"
 
 	"pollux/internal/packet"
 )
@@ -48,22 +49,26 @@ type Counters struct {
 // View.Attached for each.
 type Attached struct {
 	stamps *[1 << 16]atomic.Uint32
-	hops   []Hop
-	mode   uint32
+	hops   *Hop // the first of n: no slice, so that the whole fits into registers
+	n      uint32
+	mode   uint64
 }
 
 // Attached returns the reader for a burst.
-func (v *View) Attached() Attached { return Attached{&v.stamps.v4, v.hops, v.t.mode.Load()} }
+func (v *View) Attached() Attached {
+	return Attached{&v.stamps.v4, unsafe.SliceData(v.hops), uint32(len(v.hops)), uint64(v.t.mode.Load())}
+}
 
-// Hop is the next hop that a flow carries, nil when there is none or it does not hold any more: ask Route then. It counts
-// nothing: the caller adds its hits to View.C.
-func (a *Attached) Hop(slot *[2]uint64, ingress uint16, dst packet.Addr) *Hop {
-	if slot[1] == uint64(dst)<<32|uint64(a.stamps[dst>>16].Load()) && uint32(slot[0]>>32) == a.mode|uint32(ingress) {
-		if h := &a.hops[uint32(slot[0])]; h.state.Load() == hopHit {
-			return h
-		}
-	}
-	return nil
+// Holds reports whether what a flow carries is for this way of a packet, and no route that concerns it has changed since.
+// At says what it is.
+func (a Attached) Holds(slot *[2]uint64, ingress uint16, dst packet.Addr) bool {
+	return slot[1] == uint64(dst)<<32|uint64(a.stamps[dst>>16].Load()) && slot[0]>>32 == a.mode|uint64(ingress) && uint32(slot[0]) < a.n
+}
+
+// At is the next hop of a slot that Holds. If it is not Usable, or does not hold, ask Route. It counts nothing: the caller adds
+// its hits to View.C.
+func (a Attached) At(slot *[2]uint64) *Hop {
+	return (*Hop)(unsafe.Add(unsafe.Pointer(a.hops), uintptr(uint32(slot[0]))*unsafe.Sizeof(Hop{})))
 }
 
 // Route gives the next hop of a packet. slot is the flow's, nil: none; src as received (for the reverse-path check), dst

@@ -44,7 +44,9 @@ const DeltaTTL = 0xfeff
 
 // ApplyDelta returns the checksum field after a change of the bytes it covers (IPv4 header, TCP, ICMP).
 func ApplyDelta(field, delta uint16) uint16 {
-	return ^fold(uint32(^field) + uint32(delta))
+	// The sum of the complements is the complement of the difference: one subtraction, its borrow taken round.
+	d := uint32(field) - uint32(delta)
+	return uint16(d + d>>16)
 }
 
 // ApplyDeltaUDP is ApplyDelta by the rules of RFC 768: field 0 means that there is no checksum and stays 0; a computed 0

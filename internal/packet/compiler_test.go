@@ -9,7 +9,7 @@ import (
 )
 
 // The compiler is under test too: what an established packet meets must be inlined into its caller, and the fast path of
-// Parse must read the frame without a bounds check after its one test of the length.
+// ParseEach must read the frame without a bounds check after its one test of the length.
 func TestCompilerVerdict(t *testing.T) {
 	if testing.Short() {
 		t.Skip("asks the compiler")
@@ -31,10 +31,10 @@ func TestCompilerVerdict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, _ := strings.Cut(string(source), "\nfunc Parse(")
+	before, rest, _ := strings.Cut(string(source), "\nfunc ParseEach(")
 	body, _, ok := strings.Cut(rest, "\n}\n")
 	if !ok {
-		t.Fatal("where is Parse?")
+		t.Fatal("where is ParseEach?")
 	}
 	first := strings.Count(before, "\n") + 2
 	last := first + strings.Count(body, "\n")
@@ -48,7 +48,7 @@ func TestCompilerVerdict(t *testing.T) {
 		file, at, _ := strings.Cut(place, ":")
 		at, _, _ = strings.Cut(at, ":")
 		if n, _ := strconv.Atoi(at); file == "parse.go" && n >= first && n <= last {
-			t.Errorf("a bounds check in Parse, line %d: %s", n, strings.TrimSpace(what))
+			t.Errorf("a bounds check in ParseEach, line %d: %s", n, strings.TrimSpace(what))
 		}
 	}
 	if checks == 0 {

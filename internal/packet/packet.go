@@ -58,7 +58,7 @@ const (
 	FlagZeroChecksum                   // UDP checksum 0: stays 0
 	FlagOptions                        // the IPv4 header has options
 	FlagL4Completed                    // Parse found a half-made L4 checksum and completed it (DESIGN 9)
-	FlagPlain                          // whole TCP or UDP over IPv4 without options: L3 is 14, L4 is 34
+	FlagPlain                          // whole TCP or UDP over IPv4 without options (L3 is 14, L4 is 34), unicast, TTL above 1
 	FlagDF                             // don't fragment; its place is that in the frame
 )
 
@@ -91,8 +91,8 @@ type Headers struct {
 	FragOff          uint16 // offset in bytes
 	_                uint16 // four words of 8 bytes: Parse writes no smaller ones
 	Kind             Kind
-	Proto            uint8 // IP protocol
 	TTL              uint8
+	Proto            uint8 // IP protocol
 	TCPFlags         uint8
 	ICMPType         uint8
 	ICMPCode         uint8

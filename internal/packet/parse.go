@@ -3,6 +3,7 @@ package packet
 import (
 	"encoding/binary"
 	"math/bits"
+	"unsafe"
 
 	"pollux/internal/reason"
 )
@@ -41,82 +42,95 @@ const (
 // was learned until then. The frame is changed in one case only: a half-made L4 checksum of an unfragmented packet is
 // completed (DESIGN 9). Bytes beyond the IP total length are padding and never looked at.
 func Parse(frame []byte, h *Headers) {
-	// The fast path accepts what nearly every packet is: IPv4 without options, unfragmented TCP or UDP. It refuses
-	// nothing: whatever fails one of its tests is looked at again, from the start, by parseGeneral, which knows why.
-	if len(frame) < fastUDP {
-		parseGeneral(frame, h)
+	if r := (Record{Data: frame}); ParseEach(&r, 0, 1, 0, 1) == 1 {
+		*h = r.H
 		return
 	}
-	b := (*[fastUDP]byte)(frame)
-	total := int(binary.BigEndian.Uint16(b[16:18]))
-	fragment := binary.LittleEndian.Uint16(b[20:22])
-	if binary.LittleEndian.Uint32(b[12:16])&0xffffff != 0x450008 || // ethertype 0x0800, version 4, IHL 5
-		fragment&0xff3f != 0 || EthernetLen+total > len(frame) || b[26]-1 >= 223 || b[26] == 127 {
-		parseGeneral(frame, h)
-		return
-	}
-	// 2^16 = 2^32 = 2^64 = 1 modulo 0xffff, so a sum of wide words, in either byte order, is as good as one of 16-bit
-	// words, and "the folded sum is 0xffff" is "divisible by 0xffff", which costs one multiplication.
-	src, dst := binary.LittleEndian.Uint32(b[26:30]), binary.LittleEndian.Uint32(b[30:34])
-	sum, carry := bits.Add64(binary.LittleEndian.Uint64(b[14:22]), binary.LittleEndian.Uint64(b[22:30]), 0)
-	sum, carry = bits.Add64(sum, uint64(dst), carry)
-	if (sum+carry)%0xffff != 0 {
-		parseGeneral(frame, h)
-		return
-	}
-	// Neighbouring fields are cut from one word in the order of their places, so that the compiler stores them as one.
-	// What is stored here in vain is written again by parseGeneral.
-	h.Src, h.Dst = Addr(bits.ReverseBytes32(src)), Addr(bits.ReverseBytes32(dst))
-	place := uint64(bits.RotateLeft32(binary.BigEndian.Uint32(b[34:38]), 16)) | EthernetLen<<32 | (EthernetLen+IPv4Len)<<48
-	h.SrcPort, h.DstPort, h.L3, h.L4 = uint16(place), uint16(place>>16), uint16(place>>32), uint16(place>>48)
-	length := bits.RotateLeft32(binary.BigEndian.Uint32(b[16:20]), 16)
-	h.Len, h.FragID = uint16(length), uint16(length>>16)
-	h.FragOff = 0
-	flags := Flags(fragment)&FlagDF | ^Flags(b[0])&FlagUnicastMAC | FlagPlain
-	rest := uint64(binary.BigEndian.Uint16(b[22:24]))<<8 | uint64(flags)<<48 // protocol and TTL change places
-	pseudo := uint64(src) + uint64(dst) + 0xffff
-	var field uint16
-	switch b[23] {
-	case ProtoUDP:
-		raw := binary.LittleEndian.Uint16(b[38:40])
-		if length := int(bits.ReverseBytes16(raw)); length < UDPLen || length > total-IPv4Len {
-			parseGeneral(frame, h)
-			return
-		}
-		field = binary.LittleEndian.Uint16(b[40:42])
-		pseudo += ProtoUDP<<8 + uint64(raw)
-		rest |= uint64(KindUDP)
-		if field == 0 {
-			rest |= uint64(FlagZeroChecksum) << 48
-		}
-	case ProtoTCP:
-		if len(frame) < fastTCP {
-			parseGeneral(frame, h)
-			return
-		}
-		b := (*[fastTCP]byte)(frame)
-		offset := int(b[46] >> 4 * 4)
-		if offset < TCPLen || offset > total-IPv4Len {
-			parseGeneral(frame, h)
-			return
-		}
-		field = binary.LittleEndian.Uint16(b[50:52])
-		pseudo += ProtoTCP<<8 + uint64(bits.ReverseBytes16(uint16(total-IPv4Len)))
-		rest |= uint64(KindTCP) | uint64(b[47])<<24
-	default:
-		parseGeneral(frame, h)
-		return
-	}
-	h.Kind, h.Proto, h.TTL, h.TCPFlags = Kind(rest), uint8(rest>>8), uint8(rest>>16), uint8(rest>>24)
-	h.ICMPType, h.ICMPCode, h.Flags, h.Reason = uint8(rest>>32), uint8(rest>>40), Flags(rest>>48), reason.Reason(rest>>56)
-	if (pseudo-uint64(field))%0xffff == 0 && field != 0 {
-		complete(frame, h)
-	}
+	parseGeneral(frame, h)
 }
 
-// complete finishes a half-made checksum. It is apart so that Parse stays small in the instruction cache.
-//
-//go:noinline
+// Record is how the elements of an array begin that ParseEach walks.
+type Record struct {
+	Data []byte
+	H    Headers
+}
+
+// ParseEach is Parse for the packets of a burst, as far as they are what nearly every packet is: plain (FlagPlain), with a
+// checksum that need not be completed, and with first 8 bytes, read as little-endian, that are word under mask. Bit 0 of mask
+// must be set and that of word clear, which is what unicast means. There are n records, stride bytes apart. It stops at the
+// first packet that is anything else, whose H is not filled then, and returns how many there were before it. It refuses
+// nothing: that is for Parse, which knows why. It calls nothing either, so that all it needs stays in registers.
+func ParseEach(first *Record, stride uintptr, n int, word, mask uint64) int {
+	for i := range n {
+		r := (*Record)(unsafe.Add(unsafe.Pointer(first), uintptr(i)*stride))
+		frame := r.Data
+		if len(frame) < fastUDP {
+			return i
+		}
+		b := (*[fastUDP]byte)(frame)
+		length := bits.RotateLeft32(binary.BigEndian.Uint32(b[16:20]), 16) // total length; then the id
+		fragment := binary.LittleEndian.Uint16(b[20:22])
+		l4 := int(uint16(length)) - IPv4Len - UDPLen                    // what the packet has beyond the shortest
+		if binary.LittleEndian.Uint32(b[12:16])&0xffffff != 0x450008 || // ethertype 0x0800, version 4, IHL 5
+			binary.LittleEndian.Uint64(b[0:8])&mask != word || fragment&0xff3f != 0 || uint(l4) > uint(len(frame)-fastUDP) ||
+			b[22] <= 1 || b[26]-1 >= 223 || b[26] == 127 || b[30] >= 224 {
+			return i
+		}
+		// 2^16 = 2^32 = 2^64 = 1 modulo 0xffff, so a sum of wide words, in either byte order, is as good as one of 16-bit
+		// words, and "the folded sum is 0xffff" is "divisible by 0xffff", which costs one multiplication.
+		addrs, middle := binary.LittleEndian.Uint64(b[26:34]), binary.LittleEndian.Uint32(b[22:26])
+		sum, carry := bits.Add64(binary.LittleEndian.Uint64(b[14:22]), addrs, 0)
+		sum, carry = bits.Add64(sum, uint64(middle), carry)
+		sum, _ = bits.Add64(sum, 0, carry)
+		if sum%0xffff != 0 {
+			return i
+		}
+		rest := uint64(uint16(middle))<<8 | uint64(fragment)&uint64(FlagDF)<<48 // TTL, protocol; flags
+		pseudo := addrs + 0xffff                                                // no overflow: the destination is below 224.0.0.0
+		var field uint16
+		if b[23] == ProtoUDP {
+			raw := binary.LittleEndian.Uint16(b[38:40])
+			if uint(bits.ReverseBytes16(raw))-UDPLen > uint(l4) {
+				return i
+			}
+			field = binary.LittleEndian.Uint16(b[40:42])
+			pseudo += ProtoUDP<<8 + uint64(raw)
+			rest |= uint64(KindUDP) | uint64(FlagUnicastMAC|FlagPlain)<<48
+		} else {
+			if b[23] != ProtoTCP || len(frame) < fastTCP {
+				return i
+			}
+			b := (*[fastTCP]byte)(frame)
+			offset := int(b[46] >> 4 * 4)
+			if offset < TCPLen || offset > l4+UDPLen {
+				return i
+			}
+			field = binary.LittleEndian.Uint16(b[50:52])
+			pseudo += ProtoTCP<<8 + uint64(bits.ReverseBytes16(uint16(l4+UDPLen)))
+			rest |= uint64(KindTCP) | uint64(FlagUnicastMAC|FlagPlain)<<48 | uint64(b[47])<<24
+		}
+		if field == 0 {
+			if b[23] == ProtoUDP {
+				rest |= uint64(FlagZeroChecksum) << 48
+			}
+		} else if (pseudo-uint64(field))%0xffff == 0 { // half-made
+			return i
+		}
+		// Neighbouring fields are cut from one word in the order of their places, so that the compiler stores them as one.
+		h := &r.H
+		both := bits.RotateLeft64(bits.ReverseBytes64(addrs), 32)
+		h.Src, h.Dst = Addr(both), Addr(both>>32)
+		place := uint64(bits.RotateLeft32(binary.BigEndian.Uint32(b[34:38]), 16)) | EthernetLen<<32 | (EthernetLen+IPv4Len)<<48
+		h.SrcPort, h.DstPort, h.L3, h.L4 = uint16(place), uint16(place>>16), uint16(place>>32), uint16(place>>48)
+		h.Len, h.FragID = uint16(length), uint16(length>>16)
+		h.FragOff = 0
+		h.Kind, h.TTL, h.Proto, h.TCPFlags = Kind(rest), uint8(rest>>8), uint8(rest>>16), uint8(rest>>24)
+		h.ICMPType, h.ICMPCode, h.Flags, h.Reason = uint8(rest>>32), uint8(rest>>40), Flags(rest>>48), reason.Reason(rest>>56)
+	}
+	return n
+}
+
+// complete finishes a half-made checksum.
 func complete(frame []byte, h *Headers) {
 	CompleteChecksum(frame, h)
 	h.Flags |= FlagL4Completed
@@ -176,7 +190,7 @@ func parseIPv4(frame []byte, h *Headers) {
 	}
 	parseL4(ip[header:h.Len], h)
 	if h.Kind == KindTCP || h.Kind == KindUDP {
-		if header == IPv4Len && !h.Fragment() {
+		if header == IPv4Len && !h.Fragment() && h.TTL > 1 && h.Dst < multicast && h.Flags&FlagUnicastMAC != 0 {
 			h.Flags |= FlagPlain
 		}
 		if HalfMade(frame, h) {
@@ -206,6 +220,9 @@ func headerIPv4(ip []byte, h *Headers) int {
 	}
 	return header
 }
+
+// multicast is the first address that names more than one host, or none.
+const multicast Addr = 224 << 24
 
 // hostSource reports whether a packet may come from a: not "this network", loopback, multicast, reserved, broadcast.
 func hostSource(a Addr) bool {

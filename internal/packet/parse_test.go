@@ -54,7 +54,7 @@ func TestParseByHand(t *testing.T) {
 		{"UDP", hexUDP, udp},
 		{"UDP with Ethernet padding", hexUDP + "\npadding: ffffffffffffffff ffffffff", udp},
 		{"UDP without checksum, multicast MAC", strings.NewReplacer("01d3", "0000", "020000000001", "01005e000001").Replace(hexUDP),
-			with(udp, func(h *Headers) { h.Flags = FlagDF | FlagZeroChecksum | FlagPlain })},
+			with(udp, func(h *Headers) { h.Flags = FlagDF | FlagZeroChecksum })},
 		{"UDP half-made: field is the sum of the pseudo header", strings.Replace(hexUDP, "01d3", "3453", 1),
 			with(udp, func(h *Headers) { h.Flags |= FlagL4Completed })},
 		{"TCP SYN", hexEthernet + `
