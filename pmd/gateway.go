@@ -354,6 +354,17 @@ func (g *Gateway) kernelCounts(port int, s *PortStats) {
 
 // Drops returns every reason with its count, zero counts included, in the order of the list.
 func (g *Gateway) Drops() []DropStats {
+	list := g.dropCounts()
+	if examples, err := g.Examples(); err == nil {
+		for i := range list {
+			list[i].Last = examples[list[i].Reason]
+		}
+	}
+	return list
+}
+
+// dropCounts is Drops without asking the workers for examples.
+func (g *Gateway) dropCounts() []DropStats {
 	var list []DropStats
 	for r := reason.None + 1; r < reason.Count; r++ {
 		list = append(list, DropStats{Reason: r, Name: r.String(), Help: r.Help()})
@@ -365,11 +376,6 @@ func (g *Gateway) Drops() []DropStats {
 			at(r).Count += p.reasons[r].Load()
 		}
 		at(reason.Held).Count += p.held.Load() // held now
-	}
-	if examples, err := g.Examples(); err == nil {
-		for r := reason.None + 1; r < reason.Count; r++ {
-			at(r).Last = examples[r]
-		}
 	}
 	g.life.RLock()
 	defer g.life.RUnlock()

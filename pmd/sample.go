@@ -57,7 +57,7 @@ const rowSlice = 64
 // Sample reads everything once. Workers answer by their mailboxes, in slices between bursts; a worker that has ended gives
 // its last state, without the use of the pool.
 func (g *Gateway) Sample() Sample {
-	s := Sample{Drops: g.Drops(), Routes: g.table.Stats(), LinksMax: g.o.Limits.Links, RingSize: g.o.RingSize, RTCache: g.RTCache()}
+	s := Sample{Drops: g.dropCounts(), Routes: g.table.Stats(), LinksMax: g.o.Limits.Links, RingSize: g.o.RingSize, RTCache: g.RTCache()}
 	var in []insideStats
 	used := map[poolKey]int{}
 	for _, w := range g.workers {

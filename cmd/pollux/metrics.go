@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"pollux/internal/metrics"
+	"pollux/internal/natlog"
 	"pollux/pmd"
 )
 
@@ -15,7 +16,7 @@ func listenMetrics(at netip.AddrPort) (*metrics.Server, error) {
 	return metrics.Listen(at)
 }
 
-func newExporter(g *pmd.Gateway) *metrics.Exporter {
+func newExporter(g *pmd.Gateway, log *natlog.Log) *metrics.Exporter {
 	v := buildVersion()
-	return metrics.New(g, metrics.Build{Version: v.Version, Revision: v.Revision, Go: v.Go})
+	return metrics.New(g, log, metrics.Build{Version: v.Version, Revision: v.Revision, Go: v.Go})
 }

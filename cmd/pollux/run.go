@@ -81,7 +81,7 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 	}
 	s.gateway = gateway
 	records.Start()
-	exporter := newExporter(gateway)
+	exporter := newExporter(gateway, records)
 	scrapes.Serve(exporter)
 	server := control.Serve(listener, gateway, control.About{
 		Version: buildVersion(), Config: s.text, Operator: s, Metrics: exporter,

@@ -56,6 +56,7 @@ func readDashboard(t *testing.T) (panels []panel) {
 // The dashboard is one that Grafana takes: by its schema, with a place of its own for every panel.
 func TestDashboard(t *testing.T) {
 	plugins.RegisterDefaultPlugins()
+	//lint:ignore SA1019 the classic schema is the one that every Grafana imports from a file
 	var d dashboard.Dashboard
 	for _, err := range []error{d.UnmarshalJSONStrict([]byte(readFile(t, dashboardFile))), d.Validate()} {
 		if err != nil && err.Error() != "" { // a query without faults gives an empty list of them as its error
@@ -93,7 +94,7 @@ func TestDashboard(t *testing.T) {
 func scrape(t *testing.T) string {
 	t.Helper()
 	w := httptest.NewRecorder()
-	New(&fakeSource{sample: fullSample()}, Build{"v1", "abc", "go1"}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	New(&fakeSource{sample: fullSample()}, fakeLog{}, Build{"v1", "abc", "go1"}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	return w.Body.String()
 }
 

@@ -59,7 +59,7 @@ func TestDocument(t *testing.T) {
 		t.Errorf("the table in %s is not that of the program: go test ./internal/metrics -run TestDocument -update", documentFile)
 	}
 	descs := make(chan *prometheus.Desc, len(list)+2)
-	newCollector(nil, Build{}, nil).Describe(descs)
+	newCollector(nil, nil, Build{}, nil).Describe(descs)
 	close(descs)
 	for d := range descs {
 		if name := strings.Split(d.String(), `"`)[1]; !strings.Contains(text, "| `"+strings.TrimPrefix(name, prefix)+"` |") {

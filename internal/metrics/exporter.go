@@ -9,12 +9,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"pollux/internal/natlog"
 	"pollux/pmd"
 )
 
 // Source is where the numbers come from: a *pmd.Gateway.
 type Source interface {
 	Sample() pmd.Sample
+}
+
+// LogSource is where the translation log's numbers come from: a *natlog.Log, which may be nil.
+type LogSource interface {
+	Stats() natlog.Stats
 }
 
 // Build is what the binary was built from, for pollux_build_info.
@@ -32,11 +38,11 @@ type Exporter struct {
 	handler  http.Handler
 }
 
-// New makes an exporter of source's numbers and of the process's own.
-func New(source Source, b Build) *Exporter {
+// New makes an exporter of the gateway's numbers, its translation log's, and the process's own.
+func New(source Source, log LogSource, b Build) *Exporter {
 	e := &Exporter{registry: prometheus.NewRegistry()}
 	e.registry.MustRegister(
-		newCollector(source, b, time.Now),
+		newCollector(source, log, b, time.Now),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -52,13 +58,14 @@ func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) { e.handler
 // collector turns samples into metrics.
 type collector struct {
 	source Source
+	log    LogSource
 	now    func() time.Time
 	descs  []*prometheus.Desc // of list, by index
 	build  prometheus.Metric
 	took   *prometheus.Desc
 
 	mu     sync.Mutex // one sample is taken at a time; whoever waited for it uses it too
-	last   pmd.Sample
+	last   reading
 	at     time.Time // when last was complete; zero: there is none
 	length time.Duration
 }
@@ -73,8 +80,8 @@ const (
 
 var buildLabels = []string{"version", "revision", "goversion"}
 
-func newCollector(source Source, b Build, now func() time.Time) *collector {
-	c := &collector{source: source, now: now, took: prometheus.NewDesc(tookName, tookHelp, nil, nil)}
+func newCollector(source Source, log LogSource, b Build, now func() time.Time) *collector {
+	c := &collector{source: source, log: log, now: now, took: prometheus.NewDesc(tookName, tookHelp, nil, nil)}
 	c.build = prometheus.MustNewConstMetric(prometheus.NewDesc(buildName, buildHelp, buildLabels, nil), prometheus.GaugeValue, 1, b.Version, b.Revision, b.Go)
 	for i := range list {
 		c.descs = append(c.descs, prometheus.NewDesc(list[i].fullName(), list[i].help, list[i].labels, nil))
@@ -102,12 +109,12 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 }
 
 // sample returns a sample that is fresh enough; nobody changes it.
-func (c *collector) sample() (*pmd.Sample, time.Duration) {
+func (c *collector) sample() (*reading, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	begin := c.now()
 	if c.at.IsZero() || begin.Sub(c.at) >= sampleAge {
-		c.last = c.source.Sample()
+		c.last = reading{c.source.Sample(), c.log.Stats()}
 		c.at = c.now()
 		c.length = c.at.Sub(begin)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"pollux/internal/natlog"
 	"pollux/internal/reason"
 	"pollux/lport"
 	"pollux/nat"
@@ -15,7 +16,7 @@ import (
 )
 
 // list is every metric of the dataplane, in the order of the documentation.
-var list = slices.Concat(portMetrics, workerMetrics, linkMetrics, poolMetrics, routeMetrics)
+var list = slices.Concat(portMetrics, workerMetrics, linkMetrics, poolMetrics, routeMetrics, logMetrics)
 
 var (
 	byPort   = []string{"port"}
@@ -23,8 +24,8 @@ var (
 )
 
 // perPort makes a reader of one number a port.
-func perPort(value func(p *pmd.PortSample) uint64) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) {
+func perPort(value func(p *pmd.PortSample) uint64) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) {
 		for i := range s.Ports {
 			e.count(value(&s.Ports[i]), s.Ports[i].Name)
 		}
@@ -33,7 +34,7 @@ func perPort(value func(p *pmd.PortSample) uint64) func(*pmd.Sample, *emitter) {
 
 var portMetrics = []metric{
 	{"port_info", gauge, []string{"port", "role", "mode", "xdp"}, "A port, its role and how it is bound; always 1.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			for i := range s.Ports {
 				p := &s.Ports[i]
 				e.emit(1, p.Name, p.Role, p.Mode, p.XDP)
@@ -56,7 +57,7 @@ var portMetrics = []metric{
 	{"port_transmit_invalid_total", counter, byPort, "Descriptors that the kernel refused to send.", perPort(func(p *pmd.PortSample) uint64 { return p.TXInvalid })},
 	{"port_passed_to_kernel_total", counter, byPort, "Packets that the XDP program left to the kernel: the sum of the decisions pass-*.", perPort(func(p *pmd.PortSample) uint64 { return p.Passed })},
 	{"port_xdp_decisions_total", counter, []string{"port", "decision"}, "What the XDP program did with the packets that came in.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			for i := range s.Ports {
 				for c, n := range s.Ports[i].XDPDecisions {
 					e.count(n, s.Ports[i].Name, rings.Cause(c).String())
@@ -66,8 +67,8 @@ var portMetrics = []metric{
 }
 
 // perWorker makes a reader of one number a worker.
-func perWorker(value func(w *pmd.WorkerSample) uint64) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) {
+func perWorker(value func(w *pmd.WorkerSample) uint64) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) {
 		for i := range s.Workers {
 			e.count(value(&s.Workers[i]), strconv.Itoa(s.Workers[i].Worker))
 		}
@@ -75,8 +76,8 @@ func perWorker(value func(w *pmd.WorkerSample) uint64) func(*pmd.Sample, *emitte
 }
 
 // eachWorker calls read with every worker and its label.
-func eachWorker(read func(w *pmd.WorkerSample, label string, e *emitter)) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) {
+func eachWorker(read func(w *pmd.WorkerSample, label string, e *emitter)) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) {
 		for i := range s.Workers {
 			read(&s.Workers[i], strconv.Itoa(s.Workers[i].Worker), e)
 		}
@@ -119,7 +120,7 @@ var workerMetrics = []metric{
 	{"worker_frames_leaked", gauge, byWorker, "Packet buffers that are nowhere to be found. Anything but 0 is a bug.",
 		eachWorker(func(w *pmd.WorkerSample, label string, e *emitter) { e.emit(float64(w.Leaked), label) })},
 	{"ring_frames", gauge, []string{"worker", "port", "ring"}, "How full a socket's rings are: fill is what the kernel may still receive into, rx what waits for the worker, tx what waits to be sent.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			for i := range s.Workers {
 				w := &s.Workers[i]
 				for p, r := range w.Rings {
@@ -130,9 +131,9 @@ var workerMetrics = []metric{
 				}
 			}
 		}},
-	{"ring_size_frames", gauge, nil, "Descriptors in each of these rings (rings.size).", func(s *pmd.Sample, e *emitter) { e.emit(float64(s.RingSize)) }},
+	{"ring_size_frames", gauge, nil, "Descriptors in each of these rings (rings.size).", func(s *reading, e *emitter) { e.emit(float64(s.RingSize)) }},
 	{"dropped_packets_total", counter, []string{"reason"}, "Packets that were not sent on, by reason (pollux show drops says what each means).",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			for _, d := range s.Drops {
 				if d.Reason != reason.Punted && d.Reason != reason.Held {
 					e.count(d.Count, d.Name)
@@ -143,8 +144,8 @@ var workerMetrics = []metric{
 	{"held_packets", gauge, nil, "Packets that wait: for a neighbour's address, for more fragments, unsolicited SYNs.", dropCount(reason.Held)},
 }
 
-func dropCount(r reason.Reason) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) {
+func dropCount(r reason.Reason) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) {
 		for _, d := range s.Drops {
 			if d.Reason == r {
 				e.count(d.Count)
@@ -154,11 +155,11 @@ func dropCount(r reason.Reason) func(*pmd.Sample, *emitter) {
 }
 
 // allShards makes a reader of one number that is summed over the workers.
-func allShards(value func(w *pmd.WorkerSample) uint64) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) { e.count(sum(s, value)) }
+func allShards(value func(w *pmd.WorkerSample) uint64) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) { e.count(sum(s, value)) }
 }
 
-func sum(s *pmd.Sample, value func(w *pmd.WorkerSample) uint64) (n uint64) {
+func sum(s *reading, value func(w *pmd.WorkerSample) uint64) (n uint64) {
 	for i := range s.Workers {
 		n += value(&s.Workers[i])
 	}
@@ -167,7 +168,7 @@ func sum(s *pmd.Sample, value func(w *pmd.WorkerSample) uint64) (n uint64) {
 
 var linkMetrics = []metric{
 	{"links", gauge, []string{"protocol", "state"}, "Links in the table.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			for _, state := range []nat.State{nat.Opening, nat.Established, nat.Closing} {
 				e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.NAT.State[state] }), "tcp", state.String())
 			}
@@ -175,7 +176,7 @@ var linkMetrics = []metric{
 				e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.NAT.Proto[i+1] }), protocol, nat.Active.String())
 			}
 		}},
-	{"links_limit", gauge, nil, "Links that there may be (limits.links).", func(s *pmd.Sample, e *emitter) { e.emit(float64(s.LinksMax)) }},
+	{"links_limit", gauge, nil, "Links that there may be (limits.links).", func(s *reading, e *emitter) { e.emit(float64(s.LinksMax)) }},
 	{"worker_links", gauge, byWorker, "Links of each worker.", perWorker(func(w *pmd.WorkerSample) uint64 { return w.NAT.Links })},
 	{"links_created_total", counter, nil, "Links made.", allShards(func(w *pmd.WorkerSample) uint64 { return w.NAT.Created })},
 	{"links_expired_total", counter, nil, "Links that were idle for longer than their timeout.", allShards(func(w *pmd.WorkerSample) uint64 { return w.NAT.Expired })},
@@ -199,8 +200,8 @@ const (
 var byAlias = []string{"alias", "protocol"}
 
 // perAlias makes a reader of one number for each alias address and protocol.
-func perAlias(value func(p *pmd.PoolSample) int) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) {
+func perAlias(value func(p *pmd.PoolSample) int) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) {
 		var others [lport.Rows]int
 		rows := int(lport.RowOther) // the pool lists the rows before it
 		for i := range s.Pool {
@@ -234,12 +235,12 @@ var poolMetrics = []metric{
 			}
 		})},
 	{"pool_choices_total", counter, []string{"result"}, "Requests for an alias port: given, or refused.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.Space.Given }), "given")
 			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.Space.Refused }), "refused")
 		}},
 	{"pool_choice_steps", histogram, nil, "Words of bitsets looked at and ports tried for one alias port.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			var steps [lport.StepBuckets]uint64
 			for i := range s.Workers {
 				for b, n := range s.Workers[i].Space.Steps {
@@ -253,15 +254,14 @@ var poolMetrics = []metric{
 	{"pool_caches_merged_total", counter, nil, "Pairs of caches that became one.", allShards(func(w *pmd.WorkerSample) uint64 { return w.Space.CachesMerged })},
 	{"pool_caches_stolen_total", counter, nil, "Caches taken from a peer for one that needed it more.", allShards(func(w *pmd.WorkerSample) uint64 { return w.Space.CachesStolen })},
 	{"pool_blocks", gauge, []string{"state"}, "Port blocks: held by a host, or resting before another host may have them.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return uint64(w.Space.BlocksHeld) }), "held")
 			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return uint64(w.Space.BlocksResting) }), "resting")
 		}},
-	{"pool_block_events_lost_total", counter, nil, "Block takes and releases that could not be noted for the log.", allShards(func(w *pmd.WorkerSample) uint64 { return w.Space.EventsLost })},
 }
 
 // routing makes a reader of one of the counters of attached next hops.
-func routing(value func(c *rtcache.Counters) uint64) func(*pmd.Sample, *emitter) {
+func routing(value func(c *rtcache.Counters) uint64) func(*reading, *emitter) {
 	return allShards(func(w *pmd.WorkerSample) uint64 { return value(&w.Routing) })
 }
 
@@ -280,13 +280,13 @@ var missCauses = []struct {
 }
 
 // control makes a reader of one of the numbers of the routing's control side.
-func control(value func(r *rtcache.Stats) uint64) func(*pmd.Sample, *emitter) {
-	return func(s *pmd.Sample, e *emitter) { e.count(value(&s.Routes)) }
+func control(value func(r *rtcache.Stats) uint64) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) { e.count(value(&s.Routes)) }
 }
 
 var routeMetrics = []metric{
 	{"rtcache_enabled", gauge, nil, "Whether next hops are kept with links (routing.rtcache, pollux rtcache).",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			if s.RTCache {
 				e.emit(1)
 			} else {
@@ -295,7 +295,7 @@ var routeMetrics = []metric{
 		}},
 	{"rtcache_hits_total", counter, nil, "Packets whose next hop was the one kept with their flow.", routing(func(c *rtcache.Counters) uint64 { return c.Hits })},
 	{"rtcache_misses_total", counter, []string{"cause"}, "Packets whose next hop was looked up, by cause.",
-		func(s *pmd.Sample, e *emitter) {
+		func(s *reading, e *emitter) {
 			for _, c := range missCauses {
 				e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return c.value(&w.Routing) }), c.name)
 			}
@@ -315,4 +315,29 @@ var routeMetrics = []metric{
 	{"route_changes_published_total", counter, nil, "New versions of the routing table that workers were given.", control(func(r *rtcache.Stats) uint64 { return r.Published })},
 	{"route_readings_total", counter, nil, "Whole readings of the kernel's routing, the first included.", control(func(r *rtcache.Stats) uint64 { return r.Readings })},
 	{"route_message_overruns_total", counter, nil, "Times that the kernel lost routing messages for us; a whole reading follows.", control(func(r *rtcache.Stats) uint64 { return r.Overruns })},
+}
+
+var byCollector = []string{"collector", "protocol"}
+
+// perCollector makes a reader of one number a collector of the translation log.
+func perCollector(value func(c *natlog.CollectorStats) uint64) func(*reading, *emitter) {
+	return func(s *reading, e *emitter) {
+		for i := range s.log.Collectors {
+			c := &s.log.Collectors[i]
+			e.count(value(c), c.Collector, c.Protocol)
+		}
+	}
+}
+
+var logMetrics = []metric{
+	{"log_events_sent_total", counter, byCollector, "Events of the translation log that a collector was sent.", perCollector(func(c *natlog.CollectorStats) uint64 { return c.Sent })},
+	{"log_events_lost_total", counter, byCollector, "Events that a collector was not sent, because a ring or its queue was full or it did not answer.", perCollector(func(c *natlog.CollectorStats) uint64 { return c.Lost })},
+	{"log_events_waiting", gauge, byCollector, "Events that wait for a collector.", perCollector(func(c *natlog.CollectorStats) uint64 { return uint64(c.Waiting) })},
+	{"log_send_failures_total", counter, byCollector, "Times that sending to a collector failed.", perCollector(func(c *natlog.CollectorStats) uint64 { return c.Failures })},
+	{"log_collector_connected", gauge, byCollector, "Whether a collector can be sent to.", perCollector(func(c *natlog.CollectorStats) uint64 {
+		if c.Connected {
+			return 1
+		}
+		return 0
+	})},
 }

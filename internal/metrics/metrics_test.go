@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"pollux/internal/natlog"
 	"pollux/internal/packet"
 	"pollux/internal/reason"
 	"pollux/lport"
@@ -39,6 +40,13 @@ func (f *fakeSource) Sample() pmd.Sample {
 		<-f.wait
 	}
 	return f.sample
+}
+
+// fakeLog has one collector.
+type fakeLog struct{}
+
+func (fakeLog) Stats() natlog.Stats {
+	return natlog.Stats{Collectors: []natlog.CollectorStats{{Collector: "udp://192.0.2.1:514", Protocol: "syslog", Connected: true, Sent: 10, Lost: 2, Waiting: 3, Failures: 1}}}
 }
 
 // fill gives every number in v, however deep, a value of its own.
@@ -93,7 +101,7 @@ func fullSample() pmd.Sample {
 func newRegistry(t *testing.T, s pmd.Sample) *prometheus.Registry {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
-	if err := r.Register(newCollector(&fakeSource{sample: s}, Build{"v1", "abc", "go1"}, time.Now)); err != nil {
+	if err := r.Register(newCollector(&fakeSource{sample: s}, fakeLog{}, Build{"v1", "abc", "go1"}, time.Now)); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -226,7 +234,7 @@ func TestManyAddresses(t *testing.T) {
 func TestOneSampleForAll(t *testing.T) {
 	source := &fakeSource{sample: fullSample(), wait: make(chan struct{})}
 	now := atomic.Int64{}
-	c := newCollector(source, Build{}, func() time.Time { return time.Unix(1000, now.Load()) })
+	c := newCollector(source, fakeLog{}, Build{}, func() time.Time { return time.Unix(1000, now.Load()) })
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() { c.sample() })
@@ -254,7 +262,7 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := New(&fakeSource{sample: fullSample()}, Build{"v1", "abc", "go1"})
+	e := New(&fakeSource{sample: fullSample()}, fakeLog{}, Build{"v1", "abc", "go1"})
 	s.Serve(e)
 	resp, err := http.Get("http://" + s.Addr().String() + "/metrics")
 	if err != nil {
@@ -294,7 +302,7 @@ func TestServe(t *testing.T) {
 
 // A scraper gets the same numbers in OpenMetrics.
 func TestOpenMetrics(t *testing.T) {
-	e := New(&fakeSource{sample: fullSample()}, Build{})
+	e := New(&fakeSource{sample: fullSample()}, fakeLog{}, Build{})
 	r := httptest.NewRequest("GET", "/metrics", nil)
 	r.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
 	w := httptest.NewRecorder()

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"pollux/internal/natlog"
 	"pollux/pmd"
 )
 
@@ -26,13 +27,19 @@ type metric struct {
 	kind   kind
 	labels []string
 	help   string
-	read   func(s *pmd.Sample, e *emitter)
+	read   func(s *reading, e *emitter)
 }
 
 // prefix begins every name of ours.
 const prefix = "pollux_"
 
 func (m *metric) fullName() string { return prefix + m.name }
+
+// reading is what metrics are read off.
+type reading struct {
+	pmd.Sample
+	log natlog.Stats
+}
 
 // emitter makes values of one metric.
 type emitter struct {
