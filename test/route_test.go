@@ -442,6 +442,20 @@ func TestMultipathMemberLost(t *testing.T) {
 	}
 }
 
+// The kernel takes an IPv4 route out as a whole, and without a word, when the device of one of its paths is deleted: a less
+// specific route takes over.
+func TestMultipathDeviceDeleted(t *testing.T) {
+	f := newFork(t)
+	f.warm()
+	f.ip("route add 198.51.0.0/16 via 203.0.113.100")
+	f.ip("route add 198.51.100.0/24 nexthop via 203.0.113.101 nexthop via 203.0.114.100")
+	g := f.run()
+	f.steps(g, 1, []change{
+		{"device of a multipath member deleted", 0, false, func() time.Time { return f.ip("link del %s", secondOutside) }},
+		{"afterwards", 0, true, time.Now},
+	})
+}
+
 // Many route changes a second, some of them around the flows' own destination, beside a stream.
 func TestRouteChurnBesideTraffic(t *testing.T) {
 	f := newFork(t)
@@ -475,7 +489,12 @@ func (f *fork) churn(d time.Duration) (rate float64, changes int) {
 	// Around the service: its /24 never changes, what lies beside and above it does.
 	add.WriteString("route replace 198.51.100.128/25 via 203.0.114.100\nroute replace 198.51.0.0/16 via 203.0.114.100\n")
 	del.WriteString("route del 198.51.100.128/25\nroute del 198.51.0.0/16\n")
-	batch := add.String() + del.String()
+	return f.changes(add.String()+del.String(), d)
+}
+
+// changes has `ip` make the changes of a batch again and again for a time, 1000 a second if the machine can.
+func (f *fork) changes(batch string, d time.Duration) (rate float64, changes int) {
+	f.t.Helper()
 	per := strings.Count(batch, "\n")
 	start := time.Now()
 	for time.Since(start) < d {
