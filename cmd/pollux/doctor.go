@@ -79,7 +79,8 @@ func doctorOptions(c *cli.Context, flags *configFlags) (doctor.Options, error) {
 // doctorOf turns what the dataplane would run with into what the doctor looks at.
 func doctorOf(g pmd.Options) doctor.Options {
 	o := doctor.Options{
-		Cores: g.Cores, Queues: g.Queues, Oversubscribe: g.Oversubscribe,
+		Cores: g.Cores, Queues: g.Queues, Oversubscribe: g.Oversubscribe, SteerFlow: g.SteerFlow,
+		SamePorts: g.Rules.SamePorts, PerPeer: g.Rules.Mapping.TCP == nat.AddressAndPortDependent || g.Rules.Mapping.UDP == nat.AddressAndPortDependent,
 		Adaptive: g.Idle == pmd.Adaptive, RTPriority: g.RTPriority, ZeroCopy: g.Mode == pmd.ModeZeroCopy, RingSize: g.RingSize,
 		PortLow: g.Rules.PortRange.Low, PortHigh: g.Rules.PortRange.High, AliasPort: g.AliasPort,
 		TableBytes: uint64(g.Limits.Links) * linkBytes,

@@ -56,6 +56,9 @@ type Options struct {
 	RingSize   int   // descriptors; 0: 2048
 
 	Oversubscribe bool // workers may share cores
+	SteerFlow     bool // flows have owners of their own, not hosts
+	SamePorts     bool // hosts keep their own port numbers
+	PerPeer       bool // a mapping of TCP or UDP is endpoint-dependent: its ports are chosen for one peer
 
 	PortLow    uint16
 	PortHigh   uint16       // nat.port_range; 0: not looked at
@@ -65,6 +68,7 @@ type Options struct {
 	TableBytes uint64 // memory of link tables and indexes; 0: not looked at
 
 	Release string // kernel release, "" for this kernel's: for tests
+	Machine string // a directory with what /sys and /proc tell of cards and cores, "" for this machine's: for tests
 }
 
 // What frames are reckoned at when nobody gave UMEMBytes: 2 KiB each, and four ring sizes of them for each socket, half
@@ -97,13 +101,15 @@ func Examine(o Options) []Result {
 // essentials are the checks that can find a reason not to start.
 func essentials(o Options) []Result {
 	o = o.withDefaults()
-	sys := openSysfs()
+	sys := openSysfs(o.Machine)
 	defer sys.close()
+	cards := cardsOf(o)
 	list := []Result{kernel(o)}
 	list = append(list, privileges(o)...)
 	list = append(list, cores(o), memory(o), lockedMemory(o), hugePages(o), realTime(o), jit())
+	list = append(list, processors(o, sys)...)
 	for _, p := range o.Ports {
-		list = append(list, port(p, o, sys)...)
+		list = append(list, port(p, o, sys, cards)...)
 	}
 	return list
 }

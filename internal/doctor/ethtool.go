@@ -85,27 +85,3 @@ func (e ethtool) flags(device string) uint32 {
 	}
 	return v.data
 }
-
-// indirectionMax bounds the receive-side scaling tables that are read; drivers have at most 4096 entries.
-const indirectionMax = 4096
-
-// indirection returns the queues that receive-side scaling spreads over, nil when the driver does not tell.
-func (e ethtool) indirection(device string) map[int]bool {
-	var t struct {
-		cmd, size uint32
-		queue     [indirectionMax]uint32
-	}
-	t.cmd = unix.ETHTOOL_GRXFHINDIR
-	if e.ask(device, unsafe.Pointer(&t)) != nil || t.size == 0 || t.size > indirectionMax {
-		return nil
-	}
-	t.cmd = unix.ETHTOOL_GRXFHINDIR // with the size known, the entries come
-	if e.ask(device, unsafe.Pointer(&t)) != nil {
-		return nil
-	}
-	used := map[int]bool{}
-	for _, q := range t.queue[:t.size] {
-		used[int(q)] = true
-	}
-	return used
-}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,8 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"pollux/internal/cpu"
 )
 
 // mtuMax is the largest IP packet that fits one 4 KiB buffer next to the kernel's XDP head- and tailroom.
@@ -25,7 +22,7 @@ const ours = "pollux"
 func itoa(n int) string { return strconv.Itoa(n) }
 
 // port checks one device. After a failure that makes the rest meaningless it stops.
-func port(p Port, o Options, sys sysfs) []Result {
+func port(p Port, o Options, sys sysfs, cards map[string]card) []Result {
 	link, err := netlink.LinkByName(p.Name)
 	var absent netlink.LinkNotFoundError
 	if errors.As(err, &absent) {
@@ -45,13 +42,18 @@ func port(p Port, o Options, sys sysfs) []Result {
 	results := []Result{
 		driver(link, o, et),
 		otherProgram(link),
-		queues(link, o, et),
+		queues(link, o, et, cards[p.Name]),
 		ringSizes(link, o, et),
 		mtu(link),
 		carrier(link),
 		napiCore(link, o, sys),
-		node(link, o),
+		node(p.Name, o, sys),
 	}
+	results = append(results, spreading(p, o, cards)...)
+	results = append(results, interrupts(p.Name, o, sys, func(queue int) int {
+		n, _ := napiOf(link.Attrs().Index, queue)
+		return n.irq
+	})...)
 	results = append(results, offloads(link, et)...)
 	for i := range results {
 		results[i] = results[i].on(p.Name)
@@ -151,7 +153,7 @@ func otherProgram(link netlink.Link) Result {
 		"another XDP program is attached (%s, id %d)", name, x.ProgId)
 }
 
-func queues(link netlink.Link, o Options, et ethtool) Result {
+func queues(link netlink.Link, o Options, et ethtool, c card) Result {
 	a := link.Attrs()
 	now, most := et.rxQueues(a.Name)
 	if now == 0 {
@@ -168,9 +170,9 @@ func queues(link netlink.Link, o Options, et ethtool) Result {
 		}
 	}
 	var bare []int
-	spread := et.indirection(a.Name)
+	used := c.state.Shares()
 	for q := range now {
-		if !slices.Contains(o.Queues, q) && (spread == nil || spread[q]) {
+		if !slices.Contains(o.Queues, q) && (c.err != nil || used[q] > 0) {
 			bare = append(bare, q)
 		}
 	}
@@ -252,7 +254,8 @@ func vlansOn(ifindex int) []string {
 	return names
 }
 
-// napiCore says which core takes packets off the NIC for each polled queue: a spinning worker must not share it.
+// napiCore says where packets are taken off a device that has no interrupts: in a thread, or wherever they are sent. A
+// spinning worker must not share that core.
 func napiCore(link netlink.Link, o Options, sys sysfs) Result {
 	const check = "NAPI core"
 	a := link.Attrs()
@@ -264,74 +267,38 @@ func napiCore(link netlink.Link, o Options, sys sysfs) Result {
 		}
 		return warn(check, fmt.Sprintf("--idle adaptive, or: echo 1 > /sys/class/net/%s/threaded", a.Name), "%s: a spinning worker there starves it", where)
 	}
-	workers := o.Cores
-	if len(workers) == 0 {
-		if allowed, err := cpu.Allowed(); err == nil && len(allowed) > 0 {
-			workers = allowed[len(allowed)-1:]
-		}
-	}
+	workers := workerCores(o)
 	var found []string
 	for i, q := range o.Queues {
 		n, known := napiOf(a.Index, q)
-		if !known {
+		if !known || n.pid == 0 {
 			continue
 		}
-		on, what := napiCores(n)
+		on := threadCores(n.pid)
 		if len(on) == 0 {
 			continue
 		}
-		found = append(found, fmt.Sprintf("queue %d: %s on %s", q, what, list(on)))
+		found = append(found, fmt.Sprintf("queue %d: thread %d on %s", q, n.pid, list(on)))
 		if i < len(workers) && !o.Adaptive && len(on) == 1 && on[0] == workers[i] {
-			mend := fmt.Sprintf("echo CORE > /proc/irq/%d/smp_affinity_list", n.irq)
-			if n.pid > 0 {
-				mend = fmt.Sprintf("taskset -pc CORE %d", n.pid)
-			}
-			return warn(check, mend, "queue %d: %s on core %d, where its worker spins: they starve each other", q, what, on[0])
+			return warn(check, fmt.Sprintf("taskset -pc CORE %d", n.pid), "queue %d: thread %d on core %d, where its worker spins: they starve each other", q, n.pid, on[0])
 		}
 	}
 	if len(found) == 0 {
-		return ok(check, "this kernel or driver does not tell")
+		return ok(check, "no thread: where its interrupts are taken, if the driver tells")
 	}
 	return ok(check, "%s", strings.Join(found, "; "))
 }
 
-// napiCores returns the cores that a NAPI may run on and what it is.
-func napiCores(n napi) (on []int, what string) {
-	if n.pid > 0 {
-		var set unix.CPUSet
-		if unix.SchedGetaffinity(n.pid, &set) != nil {
-			return nil, ""
-		}
-		for c := range len(set) * 64 {
-			if set.IsSet(c) {
-				on = append(on, c)
-			}
-		}
-		return on, fmt.Sprintf("thread %d", n.pid)
+// threadCores returns the cores that a thread may run on.
+func threadCores(pid int) (on []int) {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(pid, &set) != nil {
+		return nil
 	}
-	if n.irq > 0 {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/irq/%d/effective_affinity_list", n.irq))
-		if err != nil {
-			return nil, ""
-		}
-		on, _ = cpu.ParseList(strings.TrimSpace(string(b)))
-		return on, fmt.Sprintf("interrupt %d", n.irq)
-	}
-	return nil, ""
-}
-
-func node(link netlink.Link, o Options) Result {
-	const check = "NUMA node"
-	name := link.Attrs().Name
-	n := cpu.Node(name)
-	near := cpu.NodeCores(n)
-	if n < 0 || len(near) == 0 {
-		return ok(check, "the device has none")
-	}
-	for _, c := range o.Cores {
-		if !slices.Contains(near, c) {
-			return warn(check, fmt.Sprintf("--cores from %s", list(near)), "it is on node %d, core %d is not", n, c)
+	for c := range len(set) * 64 {
+		if set.IsSet(c) {
+			on = append(on, c)
 		}
 	}
-	return ok(check, "%d", n)
+	return on
 }

@@ -3,20 +3,28 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"pollux/internal/cpu"
 )
 
 // sysfs reads /sys/class/net of the network namespace that the process is in. The mounted /sys may show another one:
 // that of whoever mounted it. So an unnamed mount of our own is made, and the mounted one is the fallback.
 type sysfs struct {
 	root string
+	proc string // /proc
 	fd   int
 }
 
-func openSysfs() sysfs {
-	s := sysfs{root: "/sys", fd: -1}
+// openSysfs opens this machine's, or with a directory given what lies under sys and proc there: a machine made by a test.
+func openSysfs(machine string) sysfs {
+	s := sysfs{root: filepath.Join(machine, "/sys"), proc: filepath.Join(machine, "/proc"), fd: -1}
+	if machine != "" {
+		return s
+	}
 	ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return s
@@ -29,7 +37,7 @@ func openSysfs() sysfs {
 	if err != nil {
 		return s
 	}
-	return sysfs{root: filepath.Join("/proc/self/fd", itoa(fd)), fd: fd}
+	return sysfs{root: filepath.Join("/proc/self/fd", itoa(fd)), proc: "/proc", fd: fd}
 }
 
 func (s sysfs) close() {
@@ -40,9 +48,32 @@ func (s sysfs) close() {
 
 // net reads a file of a device, "" when it is not there.
 func (s sysfs) net(device, file string) string {
-	b, err := os.ReadFile(filepath.Join(s.root, "class/net", device, file))
+	return s.read(filepath.Join("class/net", device, file))
+}
+
+// read reads a file, "" when it is not there.
+func (s sysfs) read(file string) string {
+	b, err := os.ReadFile(filepath.Join(s.root, file))
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
+}
+
+// node returns the NUMA node of a device, -1 when it has none.
+func (s sysfs) node(device string) int {
+	n, err := strconv.Atoi(s.net(device, "device/numa_node"))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// nodeCores returns the cores of a NUMA node, nil when it does not exist.
+func (s sysfs) nodeCores(node int) []int {
+	cores, err := cpu.ParseList(s.read("devices/system/node/node" + itoa(node) + "/cpulist"))
+	if err != nil {
+		return nil
+	}
+	return cores
 }
