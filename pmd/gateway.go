@@ -43,6 +43,8 @@ type Gateway struct {
 	life sync.RWMutex // held while something looks inside; written when there is nothing left to look into
 	gone bool
 
+	capturing atomic.Bool
+
 	quit chan struct{} // closed by Stop: control goroutines end
 	wait sync.WaitGroup
 	stop sync.Once

@@ -38,6 +38,9 @@ func (w *Worker) flush(p *port) {
 	p.n = 0
 	sent := p.Transmit(line)
 	w.c.forwarded += uint64(sent)
+	if w.tap != nil {
+		w.tap.sent(line[:sent], p.number)
+	}
 	if w.o.Finished != nil {
 		for _, f := range line[:sent] {
 			w.o.Finished(w.umem.Chunk(f.Addr), nil, reason.None, false)
@@ -56,6 +59,9 @@ func (w *Worker) emit(to uint16, frames []rings.Frame) int {
 	}
 	sent := p.Transmit(frames)
 	w.c.made += uint64(sent)
+	if w.tap != nil {
+		w.tap.sent(frames[:sent], p.number)
+	}
 	w.c.dirty = true
 	for _, f := range frames[sent:] {
 		w.pool.Put(w.umem.Chunk(f.Addr))
@@ -118,6 +124,9 @@ func (w *Worker) fragment(p *nat.Packet, to uint16, mtu int) {
 	chunk := w.umem.Chunk(p.Frame)
 	if w.o.Finished != nil {
 		w.o.Finished(chunk, nil, reason.None, false)
+	}
+	if w.tap != nil {
+		w.tap.forget(chunk)
 	}
 	w.pool.Put(chunk)
 }

@@ -81,6 +81,7 @@ type Worker struct {
 	peers    peers
 	examples examples
 	tick     clock.Tick // of this round
+	tap      *tap       // nil: nothing is captured
 }
 
 // port is a WorkerPort and the frames that wait for its transmit ring.
@@ -92,6 +93,7 @@ type port struct {
 	side   nat.Side
 	anyMAC bool
 	arp    bool
+	number int
 	n      int // of out
 	out    [BurstFrames]rings.Frame
 }
@@ -113,7 +115,7 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 		w.o.Source = o.Table.Source
 	}
 	for i, p := range o.Ports {
-		w.ports[i] = port{Port: p.Port, side: p.Side, anyMAC: p.AnyMAC, arp: p.ARP}
+		w.ports[i] = port{Port: p.Port, number: i, side: p.Side, anyMAC: p.AnyMAC, arp: p.ARP}
 		w.ports[i].setMAC(p.MAC)
 	}
 	w.hold.init(min(HoldFrames, o.UMEM.Frames()/4))
@@ -130,6 +132,9 @@ func NewWorker(o WorkerOptions) (*Worker, error) {
 // means that there was nothing. It allocates nothing and never blocks.
 func (w *Worker) Poll(now clock.Tick) (work int) {
 	w.tick = now
+	if w.tap != nil {
+		w.tap.round()
+	}
 	if now != w.advanced {
 		work += w.advance(now)
 	}
@@ -158,6 +163,9 @@ func (w *Worker) step(from int, now clock.Tick) int {
 	b, n := w.rx(from)
 	if n == 0 {
 		return 0
+	}
+	if w.tap != nil && from != fromShard {
+		w.tap.received(b, from)
 	}
 	b = w.parse(b, from)
 	b = w.steer(b)
@@ -211,6 +219,9 @@ func (w *Worker) drop(addr uint64, data []byte, r reason.Reason, answered bool) 
 	chunk := w.umem.Chunk(addr)
 	if w.o.Finished != nil {
 		w.o.Finished(chunk, data, r, answered)
+	}
+	if w.tap != nil {
+		w.tap.dropped(chunk, data, r, answered)
 	}
 	w.pool.Put(chunk)
 }

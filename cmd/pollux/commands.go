@@ -12,6 +12,7 @@ func commands() []*cli.Command {
 		replayCommand(),
 		showCommand(),
 		topCommand(),
+		captureCommand(),
 		deleteCommand(),
 		whoHadCommand(),
 		explainCommand(),

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -83,9 +82,11 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 	records.Start()
 	exporter := newExporter(gateway, records)
 	scrapes.Serve(exporter)
+	more := control.CaptureHandlers(gateway, buildVersion().Version)
+	more["GET /v1/log"] = showLogHandler(records)
 	server := control.Serve(listener, gateway, control.About{
 		Version: buildVersion(), Config: s.text, Operator: s, Metrics: exporter,
-		More: map[string]http.Handler{"GET /v1/log": showLogHandler(records)},
+		More: more,
 	})
 	logs.release()
 	fmt.Fprintln(stdout, readyLine(cfg, gateway))
