@@ -40,7 +40,9 @@ func tapped(t testing.TB, r *rig, o CaptureOptions) (read func() []seen, c *Capt
 
 const allStages = CaptureRX | CaptureSent | CaptureDrop
 
-func every() CaptureOptions { return CaptureOptions{Stages: allStages, Filter: CaptureFilter{Device: -1}} }
+func every() CaptureOptions {
+	return CaptureOptions{Stages: allStages, Filter: CaptureFilter{Device: -1}}
+}
 
 // A packet that goes through is seen as received and as sent, one that does not with its reason; both as they were, and each
 // under one id.
@@ -101,7 +103,7 @@ func TestCaptureFilter(t *testing.T) {
 		want   int
 	}{
 		"all":                 {func(o *CaptureOptions) {}, 10},
-		"host":                {func(o *CaptureOptions) { o.Filter.Address = net(host1) }, 4}, // two packets, in and out
+		"host":                {func(o *CaptureOptions) { o.Filter.Address = net(host1) }, 4},  // two packets, in and out
 		"alias":               {func(o *CaptureOptions) { o.Filter.Address = net(alias1) }, 6}, // four as sent, and the stray one twice
 		"peer":                {func(o *CaptureOptions) { o.Filter.Address = net(server) }, 10},
 		"nobody":              {func(o *CaptureOptions) { o.Filter.Address = net(1) }, 0},
