@@ -20,7 +20,7 @@ var (
 	leaves = []string{"internal/reason", "internal/clock", "internal/cpu", "internal/offheap", "internal/rss"}
 	low    = append(slices.Clone(leaves), "internal/packet")
 	below  = append(slices.Clone(low), "lport", "rings", "nat", "rtcache", "pmd", "internal/doctor")
-	upper  = []string{"internal/config", "internal/control", "internal/metrics", "internal/replay", "internal/lab", "internal/demo"}
+	upper  = []string{"internal/config", "internal/control", "internal/metrics", "internal/natlog", "internal/replay", "internal/lab", "internal/demo"}
 )
 
 // layers is DESIGN's import direction, lowest first. A package of internal/ that is not named here is taken for an upper

@@ -192,6 +192,8 @@ func TestSessionsAreLogged(t *testing.T) {
 		t.Errorf("%d sessions and %d mappings made, %d ended, of %d", len(created), count(lines, "mapping-create"), deleted, flows)
 	}
 
+	whoHad(t, l, messages.datagrams(), lines)
+
 	// nfcapd's word against syslog's.
 	if err := nfcapd.Stop(syscall.SIGTERM, 10*time.Second); err != nil {
 		t.Fatal(err)
@@ -220,6 +222,29 @@ func TestSessionsAreLogged(t *testing.T) {
 		t.Errorf("nfdump has %v", events)
 	}
 	readByTshark(t, ipfix.datagrams(), want)
+}
+
+// whoHad asks the log, as a file with a message a line, who had an alias port in the middle of its session.
+func whoHad(t *testing.T, l *lab.Lab, messages [][]byte, lines []line) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(file, append(bytes.Join(messages, []byte("\n")), '\n'), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var made, ended line
+	for _, m := range lines {
+		switch {
+		case m.id == "session-create" && made.id == "":
+			made = m
+		case m.id == "session-delete" && m.args["alias"] == made.args["alias"]:
+			ended = m
+		}
+	}
+	middle := made.at.Add(ended.at.Sub(made.at) / 2).UTC().Format(time.RFC3339Nano)
+	text, err := l.Gateway.Run(limited(t, 20*time.Second), pollux(t), "who-had", made.args["alias"]+"/udp", "--at", middle, "--log", file)
+	if err != nil || !strings.Contains(text, made.args["local"]) {
+		t.Errorf("who-had %s at %s: %v: %s; it was %s", made.args["alias"], middle, err, text, made.args["local"])
+	}
 }
 
 // readByTshark has tshark, where it is installed, decode messages: what it finds malformed fails the test.
