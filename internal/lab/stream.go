@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -27,6 +28,7 @@ type StreamOptions struct {
 type Stream struct {
 	o     StreamOptions
 	socks []*net.UDPConn
+	id    uint32        // in every datagram
 	sent  atomic.Uint64 // datagrams, whose numbers are 0..sent-1
 	quit  chan struct{}
 	done  chan struct{}
@@ -36,6 +38,7 @@ type Stream struct {
 	count     []uint8 // per number: arrivals
 	by        []int8  // per number: the receiver of the first arrival
 	arrived   int
+	stale     int
 }
 
 type receiver struct {
@@ -51,6 +54,7 @@ type StreamResult struct {
 	Sent    int
 	Lost    int
 	Doubled int           // arrivals beyond the first
+	Stale   int           // arrivals of an earlier stream's datagrams, which somebody had kept back
 	Late    int           // arrivals behind a later one of their flow at the same receiver
 	Missing time.Duration // what the lost ones are of time at the stream's pace
 	By      []int         // arrivals by receiver
@@ -59,7 +63,11 @@ type StreamResult struct {
 
 // String is one line for a test's log.
 func (r StreamResult) String() string {
-	return fmt.Sprintf("%d sent, %d lost (%v), %d doubled, %d late, arrived by receiver %v", r.Sent, r.Lost, r.Missing.Round(100*time.Microsecond), r.Doubled, r.Late, r.By)
+	s := fmt.Sprintf("%d sent, %d lost (%v), %d doubled, %d late, arrived by receiver %v", r.Sent, r.Lost, r.Missing.Round(100*time.Microsecond), r.Doubled, r.Late, r.By)
+	if r.Stale > 0 {
+		s += fmt.Sprintf(", and %d of an earlier stream", r.Stale)
+	}
+	return s
 }
 
 // StartStream opens a receiver at Dst in each of the namespaces and starts to send.
@@ -69,7 +77,7 @@ func StartStream(from *Namespace, o StreamOptions, to ...*Namespace) (*Stream, e
 	if o.Rate == 0 {
 		o.Rate = 2000
 	}
-	s := &Stream{o: o, quit: make(chan struct{}), done: make(chan struct{})}
+	s := &Stream{o: o, id: rand.Uint32(), quit: make(chan struct{}), done: make(chan struct{})}
 	for i, n := range to {
 		at := o.Dst
 		if o.At.IsValid() {
@@ -122,6 +130,7 @@ func (s *Stream) send() {
 			flow := uint32(seq) % uint32(s.o.Flows)
 			binary.BigEndian.PutUint64(b, seq)
 			binary.BigEndian.PutUint32(b[8:], flow)
+			binary.BigEndian.PutUint32(b[12:], s.id)
 			s.sent.Add(1)
 			s.socks[flow].WriteToUDPAddrPort(b, s.o.Dst) // one that the sender's own kernel refuses is lost
 		}
@@ -139,6 +148,12 @@ func (s *Stream) receive(index int8, r *receiver) {
 			continue
 		}
 		seq, flow := binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])
+		if binary.BigEndian.Uint32(b[12:]) != s.id {
+			s.mu.Lock()
+			s.stale++
+			s.mu.Unlock()
+			continue
+		}
 		if seq >= s.sent.Load() {
 			continue // somebody else's
 		}
@@ -208,7 +223,7 @@ func (s *Stream) Stop() StreamResult {
 	s.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := StreamResult{Sent: sent, Lost: sent - s.arrived}
+	r := StreamResult{Sent: sent, Lost: sent - s.arrived, Stale: s.stale}
 	r.Missing = time.Duration(r.Lost) * time.Second / time.Duration(s.o.Rate)
 	for _, n := range s.count {
 		r.Doubled += max(int(n)-1, 0)
