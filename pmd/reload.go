@@ -50,20 +50,30 @@ func (g *Gateway) Reload(l Live) (r Reloaded, err error) {
 	if err := g.change(l); err != nil {
 		return r, err
 	}
+	if err := g.swept(); err != nil {
+		return r, err
+	}
 	for _, w := range g.workers {
-		for busy := true; busy; {
-			if err := w.loop.Do(func(clock.Tick) bool { busy = w.shard.Sweeping(); return true }); err != nil {
-				return r, err
-			}
-			if busy {
-				time.Sleep(time.Millisecond)
-			}
-		}
 		r.Kept += g.look(w).nat.Links
 	}
 	now, err := g.unruled()
 	r.Closed = now - closed
 	return r, err
+}
+
+// swept waits until the workers have cleaned up what the latest change of rules closed.
+func (g *Gateway) swept() error {
+	for _, w := range g.workers {
+		for busy := true; busy; {
+			if err := w.loop.Do(func(clock.Tick) bool { busy = w.shard.Sweeping(); return true }); err != nil {
+				return err
+			}
+			if busy {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+	return nil
 }
 
 // unruled counts the links that changes of rules have closed so far.
@@ -100,7 +110,8 @@ func (g *Gateway) change(l Live) error {
 // enforce makes tables, steering and workers follow options and world. Ownership moves under live links here, so the order
 // matters:
 //
-//  1. Every worker says whether it could take the rules. Nothing has changed until all have.
+//  1. What the change before has closed is cleaned up: a link that stood for nothing then must not stand for something now.
+//     Every worker says whether it could take the rules. Nothing has changed until all have.
 //  2. What is new gets known to the XDP programs and the owner table: ports that are published from now on are given to
 //     no new flow. Nothing is made by the new rules yet.
 //  3. All workers change rules and steering at the same time, between two bursts. From here on links that do not stand are
@@ -114,7 +125,10 @@ func (g *Gateway) enforce(o *Options) error {
 	rules, addresses := w.rules(o)
 	same := reflect.DeepEqual(&w.current, rules)
 	steers := g.steering != nil && !reflect.DeepEqual(g.o.Rules, o.Rules)
-	if !same {
+	if !same || steers {
+		if err := g.swept(); err != nil {
+			return err
+		}
 		for _, k := range g.workers {
 			var err error
 			if ended := k.loop.Do(func(clock.Tick) bool { err = k.shard.Prepare(*rules); return true }); ended != nil {

@@ -16,6 +16,9 @@ import (
 // reload puts rules in force as Gateway.enforce does, without the kernel.
 func (m *meshRig) reload(w *world, r *nat.Rules) error {
 	for _, k := range m.w {
+		for k.nat.Sweeping() {
+			k.nat.Advance(m.now, 1)
+		}
 		if err := k.nat.Prepare(*r); err != nil {
 			return err
 		}
@@ -43,7 +46,8 @@ type reloadFlow struct {
 	local  nat.Local
 	alias  nat.Alias
 	remote nat.Remote
-	rule   int // the redirect that made it, -1: none
+	rule   int  // the redirect that made it, -1: none
+	beside bool // its host's endpoint was published, but by a port that a worker had not let go yet
 }
 
 func (f *reloadFlow) String() string { return fmt.Sprint(f.local, f.alias, f.remote) }
@@ -88,7 +92,7 @@ func (x *reloadModel) fate(f *reloadFlow) (stands, ends bool) {
 		on := slices.Contains(x.on, f.rule)
 		return on && pooled, !on
 	}
-	moved := false // a redirect has its port or its host's endpoint: it may have to move to another worker
+	moved := f.beside // or a redirect has its port or its host's endpoint: it may have to move to another worker
 	for _, i := range x.on {
 		moved = moved || reloadRedirects[i].Public == f.alias || reloadRedirects[i].Local[0] == f.local
 	}
@@ -171,6 +175,9 @@ func (x *reloadModel) ruleOf(f *reloadFlow) int {
 // learn takes up what a packet showed to be there now.
 func (x *reloadModel) learn(f *reloadFlow) {
 	f.rule = x.ruleOf(f)
+	for _, i := range x.on {
+		f.beside = f.beside || f.rule < 0 && reloadRedirects[i].Local[0] == f.local
+	}
 	x.flows = slices.DeleteFunc(x.flows, func(o *reloadFlow) bool { return o.local == f.local && o.remote == f.remote })
 	x.flows = append(x.flows, f)
 }
