@@ -163,13 +163,16 @@ func New(o Options) (*Shard, error) {
 		return nil, err
 	}
 	if o.Populate {
-		if err := s.memory.populate(); err != nil {
+		if err := s.Populate(); err != nil {
 			_ = s.Close()
 			return nil, err
 		}
 	}
 	return s, nil
 }
+
+// Populate is Options.Populate for later: while the shard is nobody else's, any goroutine may call it.
+func (s *Shard) Populate() error { return s.memory.populate() }
 
 // allocate maps all tables.
 func (s *Shard) allocate(n int, o *Options) (err error) {

@@ -44,6 +44,7 @@ type Options struct {
 	AliasPort     bool // nat.alias holds "port": the outside port's own address is the first alias address, followed live
 	MSSAuto       bool // nat.mss_clamp: auto
 	Limits        nat.Limits
+	Populate      bool // take the memory of Limits.Links at start
 	RTCache       bool
 	ReversePath   rtcache.ReversePathMode
 	IPv6Forward   bool

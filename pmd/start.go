@@ -39,7 +39,7 @@ const (
 func Start(o Options) (*Gateway, error) {
 	g := &Gateway{o: o, quit: make(chan struct{}), done: make(chan struct{}), space: namespace{-1}}
 	for _, step := range []func() error{
-		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.readSpread, g.openSockets, g.loadPrograms, g.startWorkers, g.attach,
+		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.populate, g.readSpread, g.openSockets, g.loadPrograms, g.startWorkers, g.attach,
 	} {
 		if err := step(); err != nil {
 			if undo := g.Stop(); undo != nil {

@@ -34,7 +34,7 @@ var badInputs = []struct{ name, yaml, want string }{
 
 	// Keys.
 	{"unknown key", base + "»wrokers: {}\n", `unknown key "wrokers"; allowed: ports, workers, mode, rings, limits, nat, routing, control, log, replay`},
-	{"unknown key in a section", base + "limits: {»link: 5}\n", `unknown key "link" in limits; allowed: links, links_per_host`},
+	{"unknown key in a section", base + "limits: {»link: 5}\n", `unknown key "link" in limits; allowed: links, memory, links_per_host`},
 	{"unknown key two deep", base + "  timeouts: {udp: 30s, »tcp: 30s}\n", `unknown key "tcp" in nat.timeouts`},
 	{"unknown key in ports", "ports: [{name: a, »side: inside}]\n", `unknown key "side" in ports[0]; allowed: name, role`},
 	{"unknown key in a redirect", base + "  redirect_port: [{proto: tcp, public: '203.0.113.1:1', local: '10.0.0.1:1', »from: x}]\n", `unknown key "from" in nat.redirect_port[0]`},

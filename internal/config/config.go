@@ -79,7 +79,8 @@ func (c *Config) Gateway() pmd.Options {
 		Idle: s.idle, SteerFlow: s.steerFlow, RTPriority: s.rtPriority, Oversubscribe: s.oversubscribe,
 		Mode: s.mode, RingSize: s.ringSize, Frames: s.frames,
 		Rules: c.Rules(), AliasPort: s.aliasPort(), MSSAuto: s.mssAuto, Limits: s.limits,
-		RTCache: s.rtcache, ReversePath: s.reversePath, IPv6Forward: s.ipv6Forward,
+		Populate: s.populate == populateStart || s.populate == populateAuto && s.idle == pmd.Spin,
+		RTCache:  s.rtcache, ReversePath: s.reversePath, IPv6Forward: s.ipv6Forward,
 	}
 	for _, p := range s.ports {
 		o.Ports = append(o.Ports, pmd.PortOptions{Name: p.name, Side: p.side})

@@ -101,7 +101,7 @@ func TestDefaults(t *testing.T) {
 	rules.Alias = []packet.Addr{addr("203.0.113.1"), addr("203.0.113.8"), addr("203.0.113.9"), addr("203.0.113.10"), addr("203.0.113.11")}
 	diff(t, c.Gateway(), pmd.Options{
 		Ports:    []pmd.PortOptions{{Name: "eth1", Side: nat.Inside}, {Name: "eth0", Side: nat.Outside}},
-		RingSize: 2048, Rules: rules, Limits: nat.Limits{Links: 1_000_000, Fragments: 4096}, RTCache: true,
+		RingSize: 2048, Rules: rules, Limits: nat.Limits{Links: 1_000_000, Fragments: 4096}, Populate: true, RTCache: true,
 	})
 	diff(t, c.Messages(), Messages{Least: slog.LevelInfo})
 	diff(t, c.Control(), Control{Socket: "/run/pollux.sock", Mode: 0o660})

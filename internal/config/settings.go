@@ -11,6 +11,15 @@ import (
 	"pollux/rtcache"
 )
 
+// populate says when the memory for links is taken.
+type populate uint8
+
+const (
+	populateAuto populate = iota // at start where workers spin: such a machine is there for nothing else
+	populateStart
+	populateUse
+)
+
 // settings is the configuration as it was written, defaults filled in. Config resolves it.
 type settings struct {
 	ports         []port
@@ -23,6 +32,7 @@ type settings struct {
 	ringSize      int
 	frames        int
 	limits        nat.Limits
+	populate      populate
 
 	alias         []aliasSpec
 	rules         nat.Rules // its scalar fields, Exempt, Timeouts, Blocks, Deterministic
