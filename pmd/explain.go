@@ -1,6 +1,7 @@
 package pmd
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -403,6 +404,9 @@ func (g *Gateway) Explain(frame []byte, in string) (Explanation, error) {
 	data := slices.Clone(frame)
 	var h packet.Headers
 	packet.Parse(slices.Clone(data), &h)
+	if h.Kind == packet.KindIPv6 && g.o.IPv6Forward {
+		return x, errors.New("IPv6 is not translated and goes by its route alone: see show routes --to ADDRESS")
+	}
 	port, why := 0, "named"
 	if in == "" {
 		port, why = g.ingressOf(h.Src)
