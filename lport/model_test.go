@@ -61,6 +61,17 @@ func (m *model) close() {
 	m.owners.Close()
 }
 
+// kept compares what Peek said with what was given.
+func (m *model) kept(o Offer, said error, port uint16, err error) {
+	switch {
+	case said != err:
+		m.t.Fatalf("Peek said %v, then it was %v", said, err)
+	case err != nil:
+	case o.Sure && port != o.Port, !o.Sure && (port < o.Low || port > o.High):
+		m.t.Fatalf("Peek said %+v, then it was %d", o, port)
+	}
+}
+
 // open reports whether worker w may give the port to a link toward p, or exclusively.
 func (m *model) open(w int, row Row, port uint16, exclusive bool, p Peer) bool {
 	if m.kernel[use{alias1, row, port, Peer{}}] {
@@ -146,7 +157,9 @@ func TestAgainstModel(t *testing.T) {
 			t.Repeat(map[string]func(*rapid.T){
 				"exclusive": func(t *rapid.T) {
 					w, r := worker(), drawRequest(t)
+					offer, said := m.spaces[w].Peek(r, false, Peer{})
 					port, err := m.spaces[w].Exclusive(r)
+					m.kept(offer, said, port, err)
 					if err != nil {
 						m.refused(w, r.Row, true, Peer{}, err)
 						return
@@ -156,7 +169,9 @@ func TestAgainstModel(t *testing.T) {
 				"toward many": func(t *rapid.T) {
 					w, r, p := worker(), drawRequest(t), drawPeer(t)
 					for range rapid.IntRange(1, 70).Draw(t, "n") {
+						offer, said := m.spaces[w].Peek(r, true, p)
 						port, err := m.spaces[w].Toward(r, p)
+						m.kept(offer, said, port, err)
 						if err != nil {
 							m.refused(w, r.Row, false, p, err)
 							return
@@ -330,11 +345,13 @@ func TestBlocksAgainstModel(t *testing.T) {
 				for range rapid.IntRange(1, 12).Draw(t, "n") {
 					var port uint16
 					var err error
+					offer, said := s.Peek(r, !exclusive, p)
 					if exclusive {
 						port, err = s.Exclusive(r)
 					} else {
 						port, err = s.Toward(r, p)
 					}
+					m.kept(offer, said, port, err)
 					events()
 					mine, free := 0, 0
 					for lo := start; lo+size-1 <= 130; lo += size {

@@ -52,7 +52,14 @@ func (v *truth) ask(port int, frame []byte) Explanation {
 // check compares what is said with what is done.
 func (v *truth) check(port int, frame []byte) Explanation {
 	v.t.Helper()
+	trace := func() string {
+		return fmt.Sprint(*v.w.nat.Counters(), v.w.routes.C, v.w.c, v.pool.Len(), v.w.errors, v.w.nat.Ports().Stats(), len(v.punted))
+	}
+	before := trace()
 	x := v.ask(port, frame)
+	if after := trace(); after != before {
+		v.t.Fatalf("asking leaves a trace:\n%s\n%s", before, after)
+	}
 	if again := v.ask(port, frame); fmt.Sprint(again.Stages) != fmt.Sprint(x.Stages) {
 		v.t.Fatalf("asked twice, the answers differ: asking leaves a trace\n%v\n%v", x.Stages, again.Stages)
 	}

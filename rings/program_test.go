@@ -87,6 +87,7 @@ type steering struct {
 	*Tables
 	*Program
 	queue0 *Socket
+	judge  *Judge
 	rows   map[packet.Addr][]byte
 }
 
@@ -94,6 +95,7 @@ type steering struct {
 // frame afterwards.
 func (s *steering) ask(frame []byte) (uint32, Cause, []byte) {
 	s.t.Helper()
+	judged, judgedErr := s.judge.Decide(1, frame) // by the loopback device
 	before, err := s.Counters()
 	if err != nil {
 		s.t.Fatal(err)
@@ -116,6 +118,12 @@ func (s *steering) ask(frame []byte) (uint32, Cause, []byte) {
 			}
 			moved = c
 		}
+	}
+	// The judge said the same before, by counters of its own; it knows nothing of fragments that the program has seen.
+	if judgedErr != nil {
+		s.t.Error(judgedErr)
+	} else if judged != moved && s.bits == s.judge.program.bits && moved != CauseNoQueue && moved != CausePassFragment {
+		s.t.Errorf("the judge said %v, the program %v", judged, moved)
 	}
 	return verdict, moved, opts.DataOut
 }
@@ -182,7 +190,12 @@ func newSteering(t testing.TB, o ProgramOptions) *steering {
 	if err := prog.SetSocket(0, q.FD()); err != nil {
 		t.Fatal(err)
 	}
-	s := &steering{t: t, Tables: tables, Program: prog, queue0: q, rows: map[packet.Addr][]byte{}}
+	judge, err := NewJudge(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { judge.Close() })
+	s := &steering{t: t, Tables: tables, Program: prog, queue0: q, judge: judge, rows: map[packet.Addr][]byte{}}
 	for addr, o := range map[packet.Addr]AliasOptions{
 		pool: {ARPPorts: 1 << 3}, shared: {ARPPorts: 1 << 3}, target: {ARPPorts: 1 << 2, Target: true},
 	} {

@@ -310,7 +310,16 @@ func (b *modelBed) step(d time.Duration) {
 
 func (b *modelBed) route(slot *[2]uint64, dst netip.Addr, hash uint32) (*Hop, Verdict) {
 	if dst.Is4() {
-		return b.view.Route(slot, 0, 1, packet.AddrFrom(dst), hash)
+		before, last := b.view.C, b.view.last
+		peeked, word, _ := b.view.Peek(slot, 0, 1, packet.AddrFrom(dst), hash)
+		if b.view.C != before || b.view.last != last {
+			panic("Peek left a trace")
+		}
+		h, v := b.view.Route(slot, 0, 1, packet.AddrFrom(dst), hash)
+		if h != peeked || v != word {
+			panic(fmt.Sprintf("%v: Peek said %v, Route %v", dst, word, v))
+		}
+		return h, v
 	}
 	src, d := netip.IPv6Loopback().As16(), dst.As16()
 	return b.view.RouteV6(slot, 0, &src, &d, hash)

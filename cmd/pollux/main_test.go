@@ -128,6 +128,13 @@ func TestRefusals(t *testing.T) {
 		{[]string{"show", "links", "--watch", "1ms"}, 2, "--watch: is 1ms; allowed"},
 		{[]string{"show", "pool", "--times", "2"}, 2, "--times: is given without --watch"},
 		{[]string{"show", "hosts", "--address", "x", "--control", none}, 1, "no gateway answers"},
+		{[]string{"who-had"}, 2, "who-had: which endpoint?"},
+		{[]string{"who-had", "203.0.113.1"}, 2, `who-had: "203.0.113.1" is no alias endpoint; allowed: ADDR:PORT`},
+		{[]string{"who-had", "203.0.113.1:5", "--at", "2999-01-01T00:00:00Z"}, 2, "--at: 2999-01-01T00:00:00Z is in the future"},
+		{[]string{"who-had", "203.0.113.1:5", "--log", "/nonexistent"}, 2, "--log: open /nonexistent"},
+		{[]string{"who-had", "203.0.113.1:5", "--log", ok}, 1, "--log " + ok + ": no line is a translation log message"},
+		{[]string{"explain"}, 2, "explain: which packet?"},
+		{[]string{"explain", "udp", "10.0.0.1"}, 2, "explain: packet is"},
 		{[]string{"delete", "links"}, 2, "delete links: nothing says which; allowed: a filter as --local 10.0.0.7, or --all"},
 		{[]string{"delete", "links", "--all", "--port", "5"}, 2, "--all: is given besides a filter"},
 		{[]string{"delete", "links", "--port", "x"}, 2, `--port is "x"; allowed`},
@@ -329,6 +336,19 @@ func (*showGateway) Redirects() ([]pmd.RedirectInfo, error) {
 func (*showGateway) Pool() ([]pmd.PoolInfo, error) {
 	return []pmd.PoolInfo{{Addr: "203.0.113.1", Rows: []pmd.PoolRow{{Name: "tcp", Ports: 64512, Free: 64500, Kernel: 2, Publish: 3, Owned: []int{7, 0}, Used: []int{5, 0}, Caches: []int{1, 1}}}}}, nil
 }
+func (*showGateway) WhoHas(a nat.Alias, protos []uint8) ([]pmd.Holder, bool, error) {
+	if a.Addr != address("203.0.113.1") {
+		return nil, false, nil
+	}
+	return []pmd.Holder{{Proto: protos[0], Byte: 2, Links: []nat.LinkInfo{{Proto: packet.ProtoUDP, Local: nat.Local{Addr: address("10.0.0.1"), Port: 7}, Alias: a,
+		Remote: nat.Remote{Addr: address("198.51.100.1"), Port: 53}, Age: 9000}}}}, true, nil
+}
+func (*showGateway) Computed(a nat.Alias) (packet.Addr, bool, error) {
+	return address("10.0.0.33"), a.Port == 1111, nil
+}
+func (*showGateway) Explain(frame []byte, in string) (pmd.Explanation, error) {
+	return pmd.Explanation{Packet: "a packet", Stages: []pmd.Stage{{Stage: "nat", Decision: "drop", Why: "because of " + in}}, Outcome: "drop", Reason: "no-port", ICMP: "3/13"}, nil
+}
 func (*showGateway) Table() *rtcache.Table {
 	t, err := rtcache.NewStatic(rtcache.StaticOptions{Ports: []rtcache.Port{{Name: "eth1", Inside: true, MTU: 1500}, {Name: "eth0", MTU: 1500}},
 		NextHops: [][6]byte{{2}, {2}}, Routes: []rtcache.StaticRoute{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Port: 0}}})
@@ -379,6 +399,11 @@ func TestShow(t *testing.T) {
 		{"show routes --to 10.1.2.3", []string{"10.0.0.0/8"}, "0.0.0.0/0 "},
 		{"show hops", []string{"ADDRESS"}, ""},
 		{"delete links --local 10.0.0.1", []string{"3 links deleted"}, ""},
+		{"who-had 203.0.113.1:5000/udp", []string{"udp: worker 1's", "10.0.0.1:7 to 198.51.100.1:53, active, made 9 s ago"}, "deterministic"},
+		{"who-had 203.0.113.1:5000 --json", []string{`"owner":"worker","worker":1`, `"computed":null`}, ""},
+		{"who-had 203.0.113.1:1111 --at 2020-01-02T03:04:05Z", []string{"203.0.113.1:1111: 10.0.0.33, by nat.deterministic, if"}, ""},
+		{"explain udp 10.0.0.1:1 198.51.100.1:2 --in eth1", []string{"nat    drop       because of eth1", "drop: no-port, the sender gets ICMP 3/13"}, ""},
+		{"explain --json udp 10.0.0.1:1 -> 198.51.100.1:2", []string{`"outcome":"drop"`, `"stage":"nat"`}, ""},
 		{"delete links --all --json", []string{`{"deleted":3}`}, ""},
 		{"show workers", []string{"12345", "fill 9, free 7"}, ""},
 		{"show workers --json", []string{`"received":12345`}, "RECEIVED"},
