@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	ownWords   = 64   // words looked at for a port that this worker owns, before it claims one beyond its share
-	stealAfter = 16   // conflicts in one search without a cache, after which an emptier cache is taken from another peer
-	refills    = 8    // rescans of the owner bytes in one request
-	plenty     = 8192 // candidates in a row, from which on a worker needs no news of bytes that others give back
+	ownWords   = 64 // words looked at for a port that this worker owns, before it claims one beyond its share
+	stealAfter = 16 // conflicts in one search without a cache, after which an emptier cache is taken from another peer
+	refills    = 8  // rescans of the owner bytes in one request
+	plenty     = 8  // a row of which one in so many is a candidate: its worker needs no news of bytes that others give back
 )
 
 // Exclusive gives a port that nobody uses on (alias, row): an endpoint-independent mapping. Errors: ErrNoPort, ErrHostLimit.
@@ -96,7 +96,7 @@ func (s *Space) giveBack(a *aliasSpace, r *row, rw Row, port uint16) {
 	var self int32
 	if r.hungry {
 		self = 1
-		if s.o.Workers > 1 && r.nfree > plenty {
+		if s.o.Workers > 1 && r.nfree > s.plenty {
 			r.hungry, r.dry, a.blocks.dry, self = false, false, false, 0
 			a.own.rows[rw].hungry.Add(-1)
 		}
@@ -203,7 +203,7 @@ func (s *Space) find(q *query, r *Request) (int32, error) {
 // attempt tries the ports of [q.lo, q.hi] in the order of preference.
 func (s *Space) attempt(q *query, r *Request) int32 {
 	want := uint32(r.Want)
-	crowded := s.o.Workers > 1 && q.r.held >= s.share && s.o.Deterministic == nil // others need ports too
+	crowded := s.o.Workers > 1 && s.o.Deterministic == nil && (q.r.held >= s.share || s.asked(q)) // others need ports too
 	if s.o.SamePorts && want >= q.lo && want <= q.hi {
 		if s.tryWanted(q, r.Want, crowded) {
 			return int32(want)
@@ -215,6 +215,17 @@ func (s *Space) attempt(q *query, r *Request) int32 {
 		}
 	}
 	return s.pick(q, r)
+}
+
+// asked reports whether another worker has looked for a port in vain. Flows that can share a port then do, so that the bytes
+// that this worker holds become few as flows come and go: the other one finds what is given back. Nobody is asked for what is in
+// use, and nothing is kept that is not: a worker has a byte only while a link is on its port.
+func (s *Space) asked(q *query) bool {
+	self := int32(0)
+	if q.r.hungry {
+		self = 1
+	}
+	return q.a.own.rows[q.row].hungry.Load() > self
 }
 
 // tryWanted tries the host's own number.
@@ -322,11 +333,15 @@ func (s *Space) ownNearFirst(q *query) int32 {
 	return s.own(q)
 }
 
-// own looks near a random place for a port that is this worker's already.
+// own looks near a random place for a port that is this worker's already, and everywhere if another one waits for ports.
 func (s *Space) own(q *query) int32 {
 	first, last := q.lo>>6, q.hi>>6
 	w := first + s.random(last-first+1)
-	for range min(ownWords, last-first+1) {
+	words := last - first + 1
+	if words > ownWords && !s.asked(q) {
+		words = ownWords
+	}
+	for range words {
 		q.steps++
 		x := q.r.open.word[w&1023] &^ q.r.free.word[w&1023] &^ q.c.bits[w&1023]
 		if q.prefer {

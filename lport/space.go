@@ -47,6 +47,7 @@ type Space struct {
 	low     uint32
 	high    uint32
 	share   int32 // owner bytes of a row this worker takes before it prefers those it has
+	plenty  int32 // candidates in a row that are more than enough
 	me      uint8 // this worker's owner byte
 	rng     *rand.ChaCha8
 	aliases []*aliasSpace
@@ -185,6 +186,7 @@ func (s *Space) apply(o Options) {
 	s.o = o
 	s.low, s.high = uint32(o.Low), uint32(o.High)
 	s.share = int32((s.high - s.low + 1) / uint32(o.Workers))
+	s.plenty = 65535 - int32(s.high-s.low) + int32(s.high-s.low+1)/plenty // ports out of range are nobody's
 	s.blocks.size = uint32(o.Block.Size)
 	if o.Block.Size != 0 {
 		s.blocks.skew, s.blocks.first, s.blocks.end = blockSpan(o)

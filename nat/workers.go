@@ -49,31 +49,36 @@ func (s *Shard) mineIn(n *newLink) bool {
 	return s.steering == nil || s.steering.Inbound(n.proto, n.remote.Addr, n.remote.Port, n.alias.Addr, n.alias.Port) == s.worker
 }
 
-// LinkShare is limits.links when several shards share it: they take from it in small credits, so that the sum is exact up to
-// one credit a shard, and a shard that needs more than its part gets it while others need less.
+// LinkShare is limits.links when several shards share it: they take from it in small credits, so that no packet pays for a word
+// that all share, and a shard that needs more than its part gets it while others need less. What shards have in hand and do not use
+// is at most a thirtieth of the whole, nothing where the limit is small, and nothing of a shard without links.
 type LinkShare struct {
-	left   atomic.Int64
-	credit int64
+	left    atomic.Int64
+	credit  int64
+	workers int64
 }
 
-// creditMax is how many links a shard takes from the share at once.
-const creditMax = 64
+// creditMax is how many links a shard takes from the share at once; where it is less than creditPart of its part, less.
+const (
+	creditMax  = 64
+	creditPart = 64
+)
 
 // NewLinkShare divides links among workers.
 func NewLinkShare(links, workers int) *LinkShare {
-	l := &LinkShare{credit: min(max(int64(links/(16*workers)), 1), creditMax)}
+	l := &LinkShare{credit: min(max(int64(links/(creditPart*workers)), 1), creditMax), workers: int64(workers)}
 	l.left.Store(int64(links))
 	return l
 }
 
-// take gets one credit, or what is left of it; 0: nothing.
+// take gets one credit, or less where little is left; 0: nothing.
 func (l *LinkShare) take() int64 {
 	for {
 		left := l.left.Load()
-		n := min(left, l.credit)
-		if n <= 0 {
+		if left <= 0 {
 			return 0
 		}
+		n := min(l.credit, max(left/(2*l.workers), 1))
 		if l.left.CompareAndSwap(left, left-n) {
 			return n
 		}
@@ -89,21 +94,31 @@ func (l *links) more() bool {
 	return int64(l.live) < l.granted
 }
 
-// less gives a credit back that is not needed any more; one stays in hand, so that a link that comes and goes costs nothing.
+// less gives back what is not needed any more. One credit stays in hand, so that a link that comes and goes costs nothing, unless
+// others may need it.
 func (l *links) less() {
-	if credit := l.share.credit; l.granted-int64(l.live) >= 2*credit {
-		l.granted -= credit
-		l.share.left.Add(credit)
+	s, spare := l.share, l.granted-int64(l.live)
+	switch {
+	case s.credit == 1, l.live == 0, s.left.Load() < s.credit:
+	case spare >= 2*s.credit:
+		spare = s.credit
+	default:
+		return
 	}
+	l.granted -= spare
+	s.left.Add(spare)
 }
 
+// smallTable is how many links every shard has room for, about 13 MiB of them.
+const smallTable = 1 << 16
+
 // WorkerLimits is one shard's part of limits that workers share. Links are a total that LinkShare keeps; a shard has room for
-// four times its even part of them, so that need decides and memory does not grow with the workers. A fragmented datagram may
+// four times its even part of them, so that need decides and memory does not grow with the workers, and for all of a small number. A fragmented datagram may
 // be known at two shards, the one with its table and the one that owns its flow: each has room for twice its even part.
 func WorkerLimits(l Limits, workers int) Limits {
 	if workers > 1 {
 		part := func(n, times int) int { return min(n, times*((n+workers-1)/workers)) }
-		l.Links, l.Fragments = part(l.Links, 4), part(l.Fragments, 2)
+		l.Links, l.Fragments = max(part(l.Links, 4), min(l.Links, smallTable)), part(l.Fragments, 2)
 	}
 	return l
 }

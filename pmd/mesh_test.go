@@ -105,7 +105,7 @@ func newMeshRig(t testing.TB, o meshOptions) *meshRig {
 	share := nat.NewLinkShare(o.links, o.workers)
 	for k := range o.workers {
 		shard, err := nat.New(nat.Options{
-			Rules: rules, Limits: nat.Limits{Links: o.links, LinksPerHost: o.perHost, Fragments: 256}, Worker: k, Workers: o.workers, Owners: m.owners,
+			Rules: rules, Limits: nat.WorkerLimits(nat.Limits{Links: o.links, LinksPerHost: o.perHost, Fragments: 256}, o.workers), Worker: k, Workers: o.workers, Owners: m.owners,
 			Steering: m.steering, Share: share, FlowSteered: o.flow, SideOf: SideOf(m.table), Now: m.now,
 		})
 		if err != nil {
@@ -649,30 +649,54 @@ func TestFullRing(t *testing.T) {
 	}
 }
 
-// TestLimitIsShared: limits.links is a total, and one worker may use what the others do not.
+// TestLimitIsShared: limits.links is a total, and any one worker may use all of it, also after the others had their part; what they
+// keep in hand while they have links is bounded.
 func TestLimitIsShared(t *testing.T) {
-	m := newMeshRig(t, meshOptions{workers: 4, links: 100})
-	var src packet.Addr
-	for src = host1; m.steering.host(src) != 2; src++ {
-	}
-	for i := range 150 {
-		m.push(i%4, inPort, fromInside(src, uint16(2000+i)).UDP(nil))
-	}
-	m.settle()
-	if n := m.links(); n != 100 {
-		t.Errorf("%d links of one worker, want all 100", n)
-	}
-	m.now = m.now.Add(400 * time.Second)
-	m.settle()
-	if n := m.links(); n != 0 {
-		t.Fatalf("%d links after their timeout", n)
-	}
-	for i := range 150 {
-		m.push(i%4, inPort, fromInside(host1+packet.Addr(i), 2000).UDP(nil))
-	}
-	m.settle()
-	if n := m.links(); n < 100-4 || n > 100 {
-		t.Errorf("%d links of all workers, want 100 but for a credit each", n)
+	for _, c := range []struct{ workers, links int }{{4, 10}, {4, 100}, {8, 100}, {8, 1000}, {4, 5000}} {
+		t.Run(fmt.Sprint(c.workers, " workers, ", c.links, " links"), func(t *testing.T) {
+			m := newMeshRig(t, meshOptions{workers: c.workers, links: c.links, silent: true})
+			offer := func(hosts, n int, of func(worker uint32) bool) {
+				for i := 0; n > 0; i++ {
+					src := host1 + packet.Addr(i%hosts)
+					if !of(m.steering.host(src)) {
+						continue
+					}
+					b := fromInside(src, uint16(2000+i/hosts%60000))
+					m.push(i%c.workers, inPort, b.UDP(nil))
+					if n--; n%512 == 0 {
+						m.settle()
+					}
+				}
+				m.settle()
+			}
+			all := func(uint32) bool { return true }
+			refused := func() (n uint64) {
+				for _, w := range m.w {
+					n += w.c.reasons[reason.TableFull]
+				}
+				return n
+			}
+			for only := range uint32(c.workers) {
+				offer(1000, c.links+50, func(k uint32) bool { return k == only })
+				if n := m.links(); n != c.links {
+					t.Fatalf("%d links of worker %d, want all %d", n, only, c.links)
+				}
+				if n := refused(); n != 50*uint64(2*only+1) {
+					t.Fatalf("%d refusals, want 50 for each filling", n)
+				}
+				m.now = m.now.Add(400 * time.Second)
+				m.settle()
+				if n := m.links(); n != 0 {
+					t.Fatalf("%d links after their timeout", n)
+				}
+				offer(1000, c.links+50, all) // all workers at once
+				if n := m.links(); n != c.links {
+					t.Errorf("%d links of all workers, want %d", n, c.links)
+				}
+				m.now = m.now.Add(400 * time.Second)
+				m.settle()
+			}
+		})
 	}
 }
 
