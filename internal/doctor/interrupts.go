@@ -102,7 +102,11 @@ func workerCores(o Options) []int {
 // queueIRQs finds the interrupts of a card's receive queues by the names of their handlers.
 func (s sysfs) queueIRQs(device string) map[int][]int {
 	queues := map[int][]int{}
-	entries, _ := os.ReadDir(filepath.Join(s.root, "class/net", device, "device/msi_irqs"))
+	dir := filepath.Join(s.root, "class/net", device) + "/device"
+	entries, _ := os.ReadDir(dir + "/msi_irqs")
+	if len(entries) == 0 {
+		entries, _ = os.ReadDir(dir + "/../msi_irqs") // a virtio device's are its bus device's; not for Join, which takes .. away
+	}
 	for _, e := range entries {
 		irq, err := strconv.Atoi(e.Name())
 		if err != nil {

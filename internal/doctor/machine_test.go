@@ -108,6 +108,8 @@ func TestInterrupts(t *testing.T) {
 	// What the kernel tells goes before names, and a card without interrupts is no matter.
 	o.Machine = machine(t, map[string]string{"proc/irq/60/effective_affinity_list": "2"})
 	says(t, find(t, doctor.Interrupts("eth0", o, map[int]int{1: 60}), "interrupts"), doctor.Warn, "echo 3 > /proc/irq/60/smp_affinity_list", "queue 1: interrupt 60 on core 2")
+	o.Machine = machine(t, map[string]string{"sys/class/net/eth5/device/vendor": "0x1af4", "sys/class/net/eth5/msi_irqs/50": "msix", "proc/irq/50/virtio2-input.0/x": "", "proc/irq/50/effective_affinity_list": "0"})
+	says(t, find(t, doctor.Interrupts("eth5", o, nil), "interrupts"), doctor.OK, "", "queue 0: interrupt 50 on 0") // virtio
 	if list := doctor.Interrupts("eth7", o, nil); list != nil {
 		t.Errorf("%v", list)
 	}
