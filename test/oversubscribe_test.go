@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,5 +21,12 @@ func TestOversubscribe(t *testing.T) {
 	ping, err := lab.Ping(limited(t, 30*time.Second), l.Inside[0].Namespace, l.Inside[0].Addr, l.Outside[0].Addr, lab.PingOptions{Count: 3, Timeout: 10 * time.Second})
 	if err != nil || len(ping.RTT) != 3 {
 		t.Errorf("%+v %v", ping, err)
+	}
+	// A veth tells nothing of how it spreads packets: hand-over alone must do, and it is said.
+	if out := mustRun(t, limited(t, 30*time.Second), l.Gateway, pollux(t), "show", "ports", "--control", l.Socket()); !strings.Contains(out, "RSS of eth0: the driver does not tell its RSS settings") {
+		t.Errorf("show ports: %s", out)
+	}
+	if out := mustRun(t, limited(t, 30*time.Second), l.Gateway, pollux(t), "show", "workers", "--control", l.Socket()); !strings.Contains(out, "HANDED OVER") || !strings.Contains(out, "NEAR PORTS") {
+		t.Errorf("show workers: %s", out)
 	}
 }

@@ -192,6 +192,11 @@ func showPorts() *cli.Command {
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", p.Name, p.Role, state, p.Mode, p.XDP, p.MAC, p.MTU,
 					p.Address, queues, p.RX, p.TX, p.Passed, p.RXDropped, p.RXFull, p.FillEmpty, p.TXInvalid)
 			}
+			for _, p := range ports {
+				if p.RSS != "" {
+					fmt.Fprintf(w, "\nRSS of %s: %s\n", p.Name, p.RSS)
+				}
+			}
 			return nil
 		},
 	}.command()
@@ -294,9 +299,9 @@ func printWorkers(ctx context.Context, client *control.Client, interval time.Dur
 			fmt.Fprintf(w, "%d\tto worker %d\t-\t-\t%d\t%d\n", s.Worker, h.To, h.Used, h.Size)
 		}
 	}
-	fmt.Fprintln(w, "\nWORKER\tFRAMES\tPOLL GAPS")
+	fmt.Fprintln(w, "\nWORKER\tNEAR PORTS\tFRAMES\tPOLL GAPS")
 	for _, s := range workers {
-		fmt.Fprintf(w, "%d\t%s\t%s\n", s.Worker, pairs(s.Frames), dash(gaps(s.PollGapsUS)))
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\n", s.Worker, nearPorts(&s), pairs(s.Frames), dash(gaps(s.PollGapsUS)))
 	}
 	return nil
 }
@@ -308,6 +313,16 @@ func busy(was, is *pmd.WorkerStats) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.1f%%", 100*(float64(is.BusyNS)-float64(was.BusyNS))/run)
+}
+
+// nearPorts says how many of the alias ports that were chosen by the card's RSS settings bring answers in by the worker's own
+// queue.
+func nearPorts(s *pmd.WorkerStats) string {
+	all := s.PortsNear + s.PortsFar
+	if all == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d of %d (%.0f%%)", s.PortsNear, all, 100*float64(s.PortsNear)/float64(all))
 }
 
 func pairs(m map[string]uint64) string {
