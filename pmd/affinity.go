@@ -42,6 +42,9 @@ type spread struct {
 	state *rss.State
 	told  bool                   // the driver has an answer: worth following
 	text  atomic.Pointer[string] // for people
+
+	insidePort int    // the first inside port, with steer: flow
+	inside     string // what its card told at the start and what follows, for people
 }
 
 // affinities makes, of a card's state, one worker's preferences for TCP and UDP. nil: none. why says in a few words what
@@ -199,8 +202,12 @@ func (g *Gateway) adaptSpread(source rssSource) error {
 
 // rssText says for people how a port's card spreads packets, as far as it matters; "" where it does not.
 func (g *Gateway) rssText(port int) string {
-	if text := g.spread.text.Load(); text != nil && port == g.spread.port {
+	text := g.spread.text.Load()
+	switch {
+	case text != nil && port == g.spread.port:
 		return *text
+	case port == g.spread.insidePort:
+		return g.spread.inside
 	}
 	return ""
 }

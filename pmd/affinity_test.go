@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -274,6 +275,138 @@ func TestGatewayFollowsTheCard(t *testing.T) {
 	becomes("does not tell", rss.State{}, rss.ErrNotTold)
 	if near, far := fresh(turned); near == 0 || far == 0 {
 		t.Errorf("without a preference %d are near, %d far", near, far)
+	}
+	if err := g.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// With steer: flow and an inside card that tells, the owner of a flow is the worker at whose queue the card puts its outbound
+// packets, by the definition of the hash; answers to what is not translated, and quoted packets, go the same way.
+func TestFlowsAreSteeredAsTheCardDoes(t *testing.T) {
+	owners := lport.NewOwners(nil)
+	defer owners.Close()
+	rules := nat.DefaultRules()
+	queues := []int{4, 1, 7, 2} // worker i's
+	for _, c := range []struct {
+		entries int
+		fields  rss.Fields
+		x       rss.Transform
+	}{{128, rss.FourTuple, 0}, {512, rss.FourTuple, rss.SymmetricXOR}, {2048, rss.TwoTuple, 0}, {4096, rss.FourTuple, 0}} {
+		state := cardState(1, c.entries)
+		state.Transform = c.x
+		for i := range state.Table {
+			state.Table[i] = uint32(queues[(i*5+i/11)%len(queues)])
+		}
+		s := NewSteering(len(queues), owners, &rules, true, 99)
+		card, err := newCardSteering(&state, c.fields, queues)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.cards[0] = card
+		l, err := state.Linear(c.fields)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, moved := uint32(12345), 0
+		next := func() uint32 { r = r*1664525 + 1013904223; return r ^ r>>15 }
+		plain := NewSteering(len(queues), owners, &rules, true, 99)
+		for range 20000 {
+			src, dst, sport, dport := packet.Addr(next()), packet.Addr(next()), uint16(next()), uint16(next())
+			want := slices.Index(queues, state.Queue(l.Hash(uint32(src), uint32(dst), sport, dport)))
+			if got := s.Outbound(packet.ProtoTCP, src, sport, dst, dport); got != want {
+				t.Fatalf("%+v: owner %d, the card puts it at worker %d", c, got, want)
+			}
+			if got := s.Inbound(packet.ProtoTCP, dst, dport, src, sport); got != want {
+				t.Fatalf("%+v: owner %d of the answer, want %d", c, got, want)
+			}
+			if plain.Outbound(packet.ProtoTCP, src, sport, dst, dport) != want {
+				moved++
+			}
+			// UDP is endpoint-independent by default: hosts have owners, whatever the card does.
+			if s.Outbound(packet.ProtoUDP, src, sport, dst, dport) != plain.Outbound(packet.ProtoUDP, src, sport, dst, dport) {
+				t.Fatal("UDP is steered by the card")
+			}
+		}
+		if moved < 10000 {
+			t.Errorf("%+v: the card changed %d owners of 20000: this proves nothing", c, moved)
+		}
+	}
+	// Queues without a worker have some owner, always the same.
+	state := cardState(8, 128)
+	card, err := newCardSteering(&state, rss.FourTuple, []int{0, 1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range card.worker {
+		if w > 2 {
+			t.Fatalf("owner %d of 3 workers", w)
+		}
+	}
+	state.HashFunc = rss.HashCRC32
+	if _, err := newCardSteering(&state, rss.FourTuple, queues); !errors.Is(err, rss.ErrFunction) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestGatewaySteersByTheCard: a running gateway takes the inside card's way for its flows, and the outside card's for their
+// ports, and a reload changes nothing of that.
+func TestGatewaySteersByTheCard(t *testing.T) {
+	const workers = 3
+	l := newLab(t, lab.Options{Queues: workers})
+	state := cardState(workers, 128)
+	c := insert(t, state, nil)
+	o := labOptions()
+	o.Cores, o.Oversubscribe, o.SteerFlow = rangeOf(workers), true, true
+	o.Rules.SamePorts = false
+	o.Rules.Mapping.UDP = nat.AddressAndPortDependent
+	g, err := startIn(t, l, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.asked[lab.InsideDevice] != 1 {
+		t.Errorf("cards asked: %v", c.asked)
+	}
+	for _, p := range g.Ports() {
+		if p.Role == nat.Inside.String() && !strings.Contains(p.RSS, "udp: flows have the owners that its hash of sdfn picks") {
+			t.Errorf("%s says %q", p.Name, p.RSS)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	defer cancel()
+	out, in := l.Outside[0], l.Inside[0]
+	echo, err := lab.ServeUDPEcho(out.Namespace, ":9000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	for round := range 2 {
+		flows, err := lab.UDPFlows(ctx, in.Namespace, netip.AddrPortFrom(out.Addr, 9000), lab.FlowOptions{Flows: 60, PerFlow: 2, Size: 64, Timeout: 10 * time.Second, At: 50})
+		if err != nil || flows.Answered != flows.Sent || flows.Wrong != 0 {
+			t.Errorf("%+v %v, drops %v", flows, err, dropsOf(g))
+		}
+		links, at := 0, map[int]bool{}
+		if err := g.Links(func(l nat.LinkInfo) bool {
+			if l.Proto != packet.ProtoUDP {
+				return true
+			}
+			links++
+			at[l.Worker] = true
+			comes := queueOf(&state, nat.Remote(l.Local), nat.Alias(l.Remote)) // local to remote
+			if back := queueOf(&state, l.Remote, l.Alias); comes != l.Worker || back != l.Worker {
+				t.Errorf("link of worker %d: its packets come in at %d, answers at %d", l.Worker, comes, back)
+			}
+			return true
+		}); err != nil || links < 60*(round+1) || len(at) < 2 {
+			t.Errorf("%d links at %v, %v", links, at, err)
+		}
+		live := Live{Rules: g.o.Rules}
+		live.Rules.RedirectPort = []nat.RedirectPort{{Proto: packet.ProtoTCP, Public: nat.Alias{Addr: o.Rules.Alias[0], Port: 8080}, Local: []nat.Local{{Addr: packet.AddrFrom(in.Addr), Port: 80}}}}
+		if round == 0 {
+			if _, err := g.Reload(live); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	if err := g.Stop(); err != nil {
 		t.Error(err)

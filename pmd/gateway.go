@@ -171,7 +171,7 @@ type PortStats struct {
 	FillEmpty uint64 `json:"fill_ring_empty"`
 	TXInvalid uint64 `json:"tx_invalid"`
 	Passed    uint64 `json:"passed_to_kernel"`
-	RSS       string `json:"rss"` // with several workers, of the first outside port: how its card picks a queue, and what follows
+	RSS       string `json:"rss"` // with several workers, of the first outside port, and with steer: flow of the first inside port: how its card picks a queue, and what follows
 }
 
 // DropStats is one reason's count.

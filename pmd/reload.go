@@ -155,7 +155,9 @@ func (g *Gateway) enforce(o *Options) error {
 	refused := make([]error, len(g.workers))
 	if err := g.together(func() {
 		if steers {
+			cards := g.steering.cards
 			*g.steering = *NewSteering(len(g.workers), g.owners, &o.Rules, g.o.SteerFlow, g.steering.seed)
+			g.steering.cards = cards
 		}
 	}, func(k *gatewayWorker, now clock.Tick) {
 		if err := k.shard.SetRules(*rules, now); err != nil {

@@ -221,6 +221,7 @@ func (g *Gateway) openShards() error {
 		}
 		// By the rules as configured: a redirect that follows a port's address steers also while there is none.
 		g.steering = NewSteering(n, g.owners, &g.o.Rules, g.o.SteerFlow, binary.NativeEndian.Uint64(seed[:]))
+		g.steerByCard()
 		o.Steering, o.Share = g.steering, nat.NewLinkShare(g.o.Limits.Links, n)
 	}
 	mapped := uint64(0)

@@ -41,8 +41,9 @@ type Steering struct {
 	target  packet.Addr // 0: none
 	locals  []localRule // open-addressed, by local endpoint; nil: no redirects. A port and protocol of 0 stand for the address
 	mask    uint32
-	rules   []remoteRule // [0] is none
-	hosts   [64]uint64   // a bit for each local address, by hash: most hosts have no redirect and need no further look
+	rules   []remoteRule     // [0] is none
+	cards   [2]*cardSteering // of TCP and UDP flows that are steered one by one; nil: by the seed
+	hosts   [64]uint64       // a bit for each local address, by hash: most hosts have no redirect and need no further look
 }
 
 type localRule struct {
@@ -180,6 +181,9 @@ func (s *Steering) outbound(proto uint8, src packet.Addr, sport uint16, dst pack
 // to it by a port that nobody has is.
 func (s *Steering) dynamic(proto uint8, local packet.Addr, lport uint16, remote packet.Addr, rport uint16) (uint32, steerWhy) {
 	if s.flows>>(proto&31)&1 != 0 && local != s.target {
+		if w, ok := s.ofCard(proto, local, lport, remote, rport); ok {
+			return w, byFlow
+		}
 		hi, lo := bits.Mul64((uint64(local)<<32|uint64(remote))^s.seed, (uint64(lport)<<24|uint64(rport)<<8|uint64(proto))^bits.RotateLeft64(s.seed, 29)^0x9e3779b97f4a7c15)
 		return s.scale(hi ^ lo), byFlow
 	}
