@@ -2,6 +2,7 @@ package pmd
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -80,5 +81,35 @@ func TestGapBound(t *testing.T) {
 		if got := GapBound(i); got != want {
 			t.Errorf("bucket %d ends at %v, want %v", i, got, want)
 		}
+	}
+}
+
+// BenchmarkSample is what one scrape costs the control side; workers give it a few slices between bursts.
+func BenchmarkSample(b *testing.B) {
+	lab.Require(b)
+	for _, addresses := range []int{1, 16, 256} {
+		b.Run(fmt.Sprintf("addresses=%d", addresses), func(b *testing.B) {
+			l, err := lab.New(lab.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			o := labOptions()
+			for i := range addresses - 1 {
+				o.Rules.Alias = append(o.Rules.Alias, packet.Addr(0xc6120000+i))
+			}
+			var g *Gateway
+			if err := l.Gateway.Do(func() error {
+				g, err = Start(o)
+				return err
+			}); err != nil {
+				b.Fatal(err)
+			}
+			defer g.Stop()
+			b.ReportAllocs()
+			for b.Loop() {
+				g.Sample()
+			}
+		})
 	}
 }
