@@ -79,7 +79,7 @@ func (c *Config) Gateway() pmd.Options {
 		Idle: s.idle, SteerFlow: s.steerFlow, RTPriority: s.rtPriority, Oversubscribe: s.oversubscribe,
 		Mode: s.mode, RingSize: s.ringSize, Frames: s.frames,
 		Rules: c.Rules(), AliasPort: s.aliasPort(), MSSAuto: s.mssAuto, Limits: s.limits,
-		Populate: s.populate == populateStart || s.populate == populateAuto && s.idle == pmd.Spin,
+		Populate: s.populate,
 		RTCache:  s.rtcache, ReversePath: s.reversePath, IPv6Forward: s.ipv6Forward,
 	}
 	for _, p := range s.ports {

@@ -31,7 +31,7 @@ ports:
 workers: {cores: "7", queues: "3", idle: adaptive, steer: host, rt_priority: 50, oversubscribe: false}
 mode: copy
 rings: {size: 4096, frames: 32768}
-limits: {links: 100, links_per_host: 10, ports_per_host: 20, new_links_per_host: 5, fragments: 7}
+limits: {links: 100, memory: use, links_per_host: 10, ports_per_host: 20, new_links_per_host: 5, fragments: 7}
 nat:
   alias:
     - "203.0.113.1"
@@ -311,7 +311,7 @@ func TestFlags(t *testing.T) {
 		diff(t, c.Gateway(), pmd.Options{
 			Ports: []pmd.PortOptions{{Name: "lan"}, {Name: "lan2"}, {Name: "wan", Side: nat.Outside}},
 			Cores: []int{2}, Queues: []int{1}, Idle: pmd.Adaptive, RTPriority: 10, Mode: pmd.ModeCopy, RingSize: 2048,
-			Rules: rules, AliasPort: true, Limits: nat.Limits{Links: 77, Fragments: 4096}, RTCache: true,
+			Rules: rules, AliasPort: true, Limits: nat.Limits{Links: 77, Fragments: 4096}, Populate: true, RTCache: true,
 		})
 		if c.Control().Socket != "/tmp/x" {
 			t.Errorf("control %+v", c.Control())

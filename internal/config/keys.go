@@ -52,8 +52,8 @@ var keys = []key{
 		codec: number[int]{at: func(s *settings) *int { return &s.frames }, min: 256, max: 1 << 24, zero: "computed"}},
 
 	{path: "limits.links", help: "links in all", codec: number[int]{at: func(s *settings) *int { return &s.limits.Links }, min: 1, max: linksMax}},
-	{path: "limits.memory", help: "when the memory for links is taken: at start, or by use; auto is at start when workers.idle is spin",
-		codec: words[populate]{at: func(s *settings) *populate { return &s.populate }, names: []string{"auto", "start", "use"}, value: []populate{populateAuto, populateStart, populateUse}}},
+	{path: "limits.memory", help: "when the memory for links is taken: all of it at start, or page by page in use",
+		codec: words[bool]{at: func(s *settings) *bool { return &s.populate }, names: []string{"start", "use"}, value: []bool{true, false}}},
 	{path: "limits.links_per_host", help: "links that one inside host may open", codec: perHost(func(s *settings) *int { return &s.limits.LinksPerHost })},
 	{path: "limits.ports_per_host", help: "alias ports that one inside host may hold", codec: perHost(func(s *settings) *int { return &s.limits.PortsPerHost })},
 	{path: "limits.new_links_per_host", help: "new links per second of one inside host", codec: perHost(func(s *settings) *int { return &s.limits.NewLinksPerHost })},

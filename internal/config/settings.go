@@ -11,15 +11,6 @@ import (
 	"pollux/rtcache"
 )
 
-// populate says when the memory for links is taken.
-type populate uint8
-
-const (
-	populateAuto populate = iota // at start where workers spin: such a machine is there for nothing else
-	populateStart
-	populateUse
-)
-
 // settings is the configuration as it was written, defaults filled in. Config resolves it.
 type settings struct {
 	ports         []port
@@ -32,7 +23,7 @@ type settings struct {
 	ringSize      int
 	frames        int
 	limits        nat.Limits
-	populate      populate
+	populate      bool
 
 	alias         []aliasSpec
 	rules         nat.Rules // its scalar fields, Exempt, Timeouts, Blocks, Deterministic
@@ -87,6 +78,7 @@ func defaults() *settings {
 		ringSize: 2048,
 		limits:   nat.Limits{Links: 1_000_000, Fragments: 4096},
 		rules:    nat.DefaultRules(),
+		populate: true,
 		rtcache:  true,
 		control:  Control{Socket: DefaultSocket, Mode: 0o660},
 		replay: Replay{
