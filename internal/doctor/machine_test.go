@@ -188,7 +188,7 @@ func TestSpreading(t *testing.T) {
 
 	same := o
 	same.SamePorts = true
-	says(t, find(t, ask(out, same, as), "RSS answers"), doctor.Warn, "--nat-same-ports=false (then hosts' own port numbers are not kept)", "about 75% of the answers")
+	says(t, find(t, ask(out, same, as), "RSS answers"), doctor.Warn, "--nat-same-ports=false (then hosts' own port numbers are not kept)", "about 75% is handed over")
 	shared := o
 	shared.PerPeer = false
 	says(t, find(t, ask(out, shared, as), "RSS answers"), doctor.OK, "", "no mapping is endpoint-dependent", "75%")
@@ -227,19 +227,30 @@ func TestSpreading(t *testing.T) {
 		says(t, find(t, doctor.Spreading(out, q, map[string]rss.State{"eth0": s}, nil), "RSS table"), doctor.Warn, c.mend, c.words)
 	}
 
-	// The inside, where no card can help.
-	list = doctor.Spreading(in, o, map[string]rss.State{"eth1": good}, nil)
-	says(t, find(t, list, "RSS answers"), doctor.OK, "", "the inside address", "about 75% of what comes in from the inside")
+	// The inside: owners by address, or by what the card hashes.
+	inside := func(o doctor.Options, s rss.State) doctor.Result {
+		return find(t, doctor.Spreading(in, o, map[string]rss.State{"eth1": s}, nil), "RSS owners")
+	}
+	says(t, inside(o, good), doctor.OK, "", "picked by the inside address", "about 75% is handed over", "workers.steer: flow")
 	flow := o
 	flow.SteerFlow = true
-	says(t, find(t, doctor.Spreading(in, flow, map[string]rss.State{"eth1": good}, nil), "RSS answers"), doctor.OK, "", "by the flow")
+	says(t, inside(flow, good), doctor.OK, "", "owners that this card's hash picks (unproven on a NIC)")
+	other := spreadOver(128, 0, 1, 2, 3)
+	other.HashFunc = rss.HashXOR
+	says(t, inside(flow, other), doctor.Warn, "ethtool -X eth1 hfunc toeplitz", "75%")
+	flow.PerPeer = false
+	says(t, inside(flow, good), doctor.OK, "", "picked by the inside address")
+	flow.PerPeer = true
+	flow.Ports = append([]doctor.Port{{Name: "eth3", Inside: true}}, o.Ports...)
+	says(t, find(t, doctor.Spreading(in, flow, map[string]rss.State{"eth1": good, "eth3": good}, nil), "RSS owners"), doctor.OK, "", "as on eth3")
+	says(t, find(t, doctor.Spreading(in, flow, map[string]rss.State{"eth1": good, "eth3": {}}, nil), "RSS owners"), doctor.Warn, "", "picked by eth3")
 
 	// A second outside port counts as far as it spreads like the first.
 	says(t, find(t, doctor.Spreading(second, o, map[string]rss.State{"eth0": good, "eth2": good}, nil), "RSS answers"), doctor.OK, "", "as on eth0")
-	other := spreadOver(128, 0, 1, 2, 3)
+	other = spreadOver(128, 0, 1, 2, 3)
 	other.Key[0]++
 	r := find(t, doctor.Spreading(second, o, map[string]rss.State{"eth0": good, "eth2": other}, nil), "RSS answers")
-	says(t, r, doctor.Warn, r.Mend, "chosen for eth0, the first outside port", "75%")
+	says(t, r, doctor.Warn, r.Mend, "chosen by eth0, the first port of its role", "75%")
 	if !strings.HasPrefix(r.Mend, "ethtool -X eth2 hkey 01:09:13:") || !strings.HasSuffix(r.Mend, " equal 4") || strings.Count(r.Mend, ":") != 39 {
 		t.Errorf("mend: %q", r.Mend)
 	}

@@ -58,16 +58,74 @@ func spreading(p Port, o Options, cards map[string]card) []Result {
 		list = append(list, hashed(p.Name, "tcp4", "TCP", s.TCP4), hashed(p.Name, "udp4", "UDP", s.UDP4))
 	}
 	if p.Inside {
-		return append(list, ok("RSS answers", "the owner is picked by %s, which no card knows: about %d%% of what comes in from the inside is handed over", owner(o), 100*(workers-1)/workers))
+		return append(list, owners(p.Name, s, o, cards))
 	}
 	return append(list, answers(p.Name, s, o, cards))
 }
 
-func owner(o Options) string {
-	if o.SteerFlow {
-		return "the flow"
+// firstPort is the first port of a role: pollux goes by its card.
+func firstPort(o Options, inside bool) string {
+	for _, p := range o.Ports {
+		if p.Inside == inside {
+			return p.Name
+		}
 	}
-	return "the inside address"
+	return ""
+}
+
+// otherPort judges a port that is not the first of its role.
+func otherPort(check, what, name, first string, s *rss.State, o Options, cards map[string]card) Result {
+	f := cards[first]
+	if f.err == nil && f.state.Equal(s) {
+		return ok(check, "spread as on %s, by which %s", first, what)
+	}
+	mend := ""
+	if f.err == nil && len(f.state.Key) == len(s.Key) && len(s.Key) > 0 {
+		mend = fmt.Sprintf("ethtool -X %s hkey %s %s", name, colons(f.state.Key), strings.TrimPrefix(equal(name, o.Queues), "ethtool -X "+name+" "))
+	}
+	return warn(check, mend, "%s by %s, the first port of its role, and this one spreads otherwise: of what comes in here, %s", what, first, handedOver(o))
+}
+
+// handedOver is the price of a hash that knows nothing of the owners.
+func handedOver(o Options) string {
+	return fmt.Sprintf("about %d%% is handed over", 100*(len(o.Queues)-1)/len(o.Queues))
+}
+
+// predicted says whether the card's choice can be computed; ok: it can.
+func predicted(check, name string, s *rss.State, o Options) (r Result, yes bool) {
+	fields := s.TCP4
+	if fields != rss.FourTuple && fields != rss.TwoTuple {
+		fields = rss.FourTuple // what the line about the fields asks for
+	}
+	_, err := s.Linear(fields)
+	switch {
+	case errors.Is(err, rss.ErrFunction):
+		return warn(check, fmt.Sprintf("ethtool -X %s hfunc toeplitz", name), "%v: %s", err, handedOver(o)), false
+	case errors.Is(err, rss.ErrTransform):
+		return warn(check, fmt.Sprintf("ethtool -X %s xfrm none", name), "%v: %s", err, handedOver(o)), false
+	case err != nil:
+		return ok(check, "%v: %s", err, handedOver(o)), false
+	case s.FieldsErr != nil:
+		return ok(check, "the hashed fields are not known: %s", handedOver(o)), false
+	}
+	return Result{}, true
+}
+
+// owners says whether what comes in from the inside can come in at its owner.
+func owners(name string, s *rss.State, o Options, cards map[string]card) Result {
+	const check = "RSS owners"
+	switch first := firstPort(o, true); {
+	case !o.SteerFlow && o.PerPeer:
+		return ok(check, "owners are picked by the inside address, which no card knows: %s; with workers.steer: flow the card picks them for endpoint-dependent mappings", handedOver(o))
+	case !o.SteerFlow || !o.PerPeer:
+		return ok(check, "owners are picked by the inside address, which no card knows: %s", handedOver(o))
+	case name != first:
+		return otherPort(check, "owners of flows are picked", name, first, s, o, cards)
+	}
+	if r, yes := predicted(check, name, s, o); !yes {
+		return r
+	}
+	return ok(check, "flows of endpoint-dependent mappings have the owners that this card's hash picks (unproven on a NIC)")
 }
 
 // shares looks at the table: every entry should lead to a queue with a worker, and to each as many.
@@ -134,51 +192,21 @@ func hashed(name, flow, proto string, f rss.Fields) Result {
 	return warn(check, fmt.Sprintf("ethtool -N %s rx-flow-hash %s sdfn", name, flow), "%s is hashed: %s", f, why)
 }
 
-// answers says whether alias ports can be chosen so that answers come in at their owner's queue.
+// answers says whether alias ports can be chosen so that answers come in at their owner.
 func answers(name string, s *rss.State, o Options, cards map[string]card) Result {
 	const check = "RSS answers"
-	first := ""
-	for _, p := range o.Ports {
-		if !p.Inside {
-			first = p.Name
-			break
-		}
+	if first := firstPort(o, false); name != first {
+		return otherPort(check, "alias ports are chosen", name, first, s, o, cards)
 	}
-	workers := len(o.Queues)
-	cost := fmt.Sprintf("about %d%% of the answers are handed over", 100*(workers-1)/workers)
-	if name != first {
-		f := cards[first]
-		if f.err == nil && f.state.Equal(s) {
-			return ok(check, "spread as on %s, by which alias ports are chosen", first)
-		}
-		mend := ""
-		if f.err == nil && len(f.state.Key) == len(s.Key) && len(s.Key) > 0 {
-			mend = fmt.Sprintf("ethtool -X %s hkey %s %s", name, colons(f.state.Key), strings.TrimPrefix(equal(name, o.Queues), "ethtool -X "+name+" "))
-		}
-		return warn(check, mend, "alias ports are chosen for %s, the first outside port, and this one spreads otherwise: of what comes in here, %s", first, cost)
-	}
-	fields := s.TCP4
-	if fields != rss.FourTuple {
-		fields = s.UDP4
-	}
-	if fields != rss.FourTuple {
-		fields = rss.FourTuple // what the line about the fields asks for
-	}
-	_, err := s.Linear(fields)
+	r, yes := predicted(check, name, s, o)
 	switch {
-	case errors.Is(err, rss.ErrFunction):
-		return warn(check, fmt.Sprintf("ethtool -X %s hfunc toeplitz", name), "%v: %s", err, cost)
-	case errors.Is(err, rss.ErrTransform):
-		return warn(check, fmt.Sprintf("ethtool -X %s xfrm none", name), "%v: %s", err, cost)
-	case err != nil:
-		return ok(check, "%v: %s", err, cost)
-	case s.FieldsErr != nil:
-		return ok(check, "the hashed fields are not known: %s", cost)
+	case !yes:
+		return r
 	case !o.PerPeer:
-		return ok(check, "no mapping is endpoint-dependent, so no port is chosen for one peer: %s", cost)
+		return ok(check, "no mapping is endpoint-dependent, so no port is chosen for one peer: %s", handedOver(o))
 	case o.SamePorts:
 		return warn(check, "--nat-same-ports=false (then hosts' own port numbers are not kept)",
-			"nat.same_ports goes before: where a host's own number is free, %s", cost)
+			"nat.same_ports goes before: of the answers to hosts' own port numbers %s", handedOver(o))
 	}
 	return ok(check, "alias ports of endpoint-dependent mappings are chosen so that answers come in at their owner's queue (unproven on a NIC)")
 }
