@@ -103,7 +103,7 @@ func (g *Gateway) change(l Live) error {
 	if l.ReversePath != g.o.ReversePath {
 		g.table.SetReversePath(l.ReversePath)
 	}
-	g.o = o
+	g.o.setLive(l) // nothing else is written: readers of what can't change take no lock
 	return nil
 }
 

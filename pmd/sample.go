@@ -23,6 +23,7 @@ type Sample struct {
 	LinksMax int // limits.links
 	RingSize int // descriptors in each ring of a socket
 	RTCache  bool
+	Draining bool
 }
 
 // WorkerSample is one worker's part.
@@ -57,7 +58,7 @@ const rowSlice = 64
 // Sample reads everything once. Workers answer by their mailboxes, in slices between bursts; a worker that has ended gives
 // its last state, without the use of the pool.
 func (g *Gateway) Sample() Sample {
-	s := Sample{Drops: g.dropCounts(), Routes: g.table.Stats(), LinksMax: g.o.Limits.Links, RingSize: g.o.RingSize, RTCache: g.RTCache()}
+	s := Sample{Drops: g.dropCounts(), Routes: g.table.Stats(), LinksMax: g.o.Limits.Links, RingSize: g.o.RingSize, RTCache: g.RTCache(), Draining: g.Draining()}
 	var in []insideStats
 	used := map[poolKey]int{}
 	for _, w := range g.workers {

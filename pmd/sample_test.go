@@ -113,3 +113,38 @@ func BenchmarkSample(b *testing.B) {
 		})
 	}
 }
+
+// Samples may be taken while the options change. (The race detector is the judge.)
+func TestSampleWhileReloading(t *testing.T) {
+	l := newLab(t, lab.Options{})
+	o := labOptions()
+	g, err := startIn(t, l, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 20 {
+			live := o.Live()
+			live.Rules.SamePorts = i%2 == 0
+			if _, err := g.Reload(live); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	samples := 0
+	for ended := false; !ended; samples++ {
+		if s := g.Sample(); s.LinksMax != o.Limits.Links || s.RingSize != o.RingSize || len(s.Pool) != 3 {
+			t.Fatalf("%+v", s)
+		}
+		select {
+		case <-done:
+			ended = true
+		default:
+		}
+	}
+	if samples == 0 {
+		t.Error("no sample was taken")
+	}
+}

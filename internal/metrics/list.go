@@ -178,6 +178,7 @@ var linkMetrics = []metric{
 		}},
 	{"links_limit", gauge, nil, "Links that there may be (limits.links).", func(s *reading, e *emitter) { e.emit(float64(s.LinksMax)) }},
 	{"worker_links", gauge, byWorker, "Links of each worker.", perWorker(func(w *pmd.WorkerSample) uint64 { return w.NAT.Links })},
+	{"draining", gauge, nil, "Whether new flows are turned away (pollux drain).", func(s *reading, e *emitter) { e.flag(s.Draining) }},
 	{"links_created_total", counter, nil, "Links made.", allShards(func(w *pmd.WorkerSample) uint64 { return w.NAT.Created })},
 	{"links_expired_total", counter, nil, "Links that were idle for longer than their timeout.", allShards(func(w *pmd.WorkerSample) uint64 { return w.NAT.Expired })},
 	{"links_recycled_total", counter, nil, "Closing links given up early because the table or the ports were full.", allShards(func(w *pmd.WorkerSample) uint64 { return w.NAT.Recycled })},
@@ -239,6 +240,11 @@ var poolMetrics = []metric{
 			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.Space.Given }), "given")
 			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.Space.Refused }), "refused")
 		}},
+	{"pool_card_choices_total", counter, []string{"result"}, "Ports given where the card's RSS key is known: near, when the card brings the answers to the same worker, else far.",
+		func(s *reading, e *emitter) {
+			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.Space.Near }), "near")
+			e.count(sum(s, func(w *pmd.WorkerSample) uint64 { return w.Space.Far }), "far")
+		}},
 	{"pool_choice_steps", histogram, nil, "Words of bitsets looked at and ports tried for one alias port.",
 		func(s *reading, e *emitter) {
 			var steps [lport.StepBuckets]uint64
@@ -286,13 +292,7 @@ func control(value func(r *rtcache.Stats) uint64) func(*reading, *emitter) {
 
 var routeMetrics = []metric{
 	{"rtcache_enabled", gauge, nil, "Whether next hops are kept with links (routing.rtcache, pollux rtcache).",
-		func(s *reading, e *emitter) {
-			if s.RTCache {
-				e.emit(1)
-			} else {
-				e.emit(0)
-			}
-		}},
+		func(s *reading, e *emitter) { e.flag(s.RTCache) }},
 	{"rtcache_hits_total", counter, nil, "Packets whose next hop was the one kept with their flow.", routing(func(c *rtcache.Counters) uint64 { return c.Hits })},
 	{"rtcache_misses_total", counter, []string{"cause"}, "Packets whose next hop was looked up, by cause.",
 		func(s *reading, e *emitter) {

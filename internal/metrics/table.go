@@ -68,6 +68,14 @@ func (e *emitter) send(m prometheus.Metric, err error) {
 
 func (e *emitter) count(n uint64, labels ...string) { e.emit(float64(n), labels...) }
 
+func (e *emitter) flag(on bool, labels ...string) {
+	n := uint64(0)
+	if on {
+		n = 1
+	}
+	e.count(n, labels...)
+}
+
 func (e *emitter) seconds(ns uint64, labels ...string) { e.emit(float64(ns)/1e9, labels...) }
 
 // distribution makes one histogram. buckets count what is at most bound(i) and more than bound(i-1); the last one has no bound.
