@@ -77,6 +77,9 @@ func (b *routesBench) churn(ctx context.Context, p *peer) (c ChurnBeside, err er
 	if c.Changes, c.PerSecond, err = stop(); err != nil {
 		return c, err
 	}
+	if reached := float64(c.Churn.Sent) / (c.Rate * b.o.ChurnTime.Seconds()); reached < reachedMin {
+		b.r.Doubts = append(b.r.Doubts, fmt.Sprintf("route changes: the generator reached %.0f %% of the rate beside them, so the packets came in spurts with pauses between", 100*reached))
+	}
 	after, err := client.Workers(ctx)
 	if err != nil {
 		return c, err
