@@ -18,6 +18,7 @@ type Frame struct {
 	Workers  []Worker       `json:"workers"`
 	Drops    []Drop         `json:"drops"` // that grew, most first; then those that ever occurred
 	Hosts    []control.Host `json:"hosts"`
+	NoHosts  string         `json:"no_hosts,omitempty"` // why there are none
 }
 
 // Total is the whole gateway's.
@@ -79,7 +80,7 @@ var notDrops = []string{"held", "punted"}
 // Between makes a frame of a sample and the one before it. was may be nil: there are no rates then, nor when the gateway
 // was started again in between.
 func Between(was, is *Sample) Frame {
-	f := Frame{At: is.At, Ports: []Port{}, Workers: []Worker{}, Drops: []Drop{}, Hosts: []control.Host{}}
+	f := Frame{At: is.At, NoHosts: is.NoHosts, Ports: []Port{}, Workers: []Worker{}, Drops: []Drop{}, Hosts: []control.Host{}}
 	if was != nil && sameRun(was, is) {
 		f.Interval = is.At.Sub(was.At).Seconds()
 	} else {

@@ -15,6 +15,7 @@ type Sample struct {
 	Ports   []pmd.PortStats
 	Drops   []pmd.DropStats
 	Hosts   []control.Host // the first of the order asked for
+	NoHosts string         // why there are none: as when too many lists are being read
 }
 
 // Order is what inside hosts are sorted by.
@@ -48,6 +49,8 @@ func (f FromAPI) Sample(ctx context.Context, by Order) (s Sample, err error) {
 	if s.Drops, err = f.Client.Drops(ctx); err != nil {
 		return s, err
 	}
-	s.Hosts, err = f.Client.TopHosts(ctx, string(by), hostsMost)
-	return s, err
+	if s.Hosts, err = f.Client.TopHosts(ctx, string(by), hostsMost); err != nil {
+		s.NoHosts = err.Error()
+	}
+	return s, nil
 }

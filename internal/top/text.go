@@ -92,6 +92,9 @@ func dropLines(f *Frame, width int, s style) []string {
 }
 
 func hostLines(f *Frame, by Order, width int, s style) []string {
+	if f.NoHosts != "" {
+		return []string{s.paint(warning, cut("no hosts: "+plain(f.NoHosts), width))}
+	}
 	var rows []row
 	for _, h := range f.Hosts {
 		rows = append(rows, row{[]string{h.Address, h.Alias, strconv.FormatUint(uint64(h.Links), 10), optional(h.Ports), optional(h.Blocks), strconv.FormatUint(uint64(h.Refused), 10), strconv.Itoa(h.Worker)}, none})

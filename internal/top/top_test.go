@@ -285,6 +285,17 @@ func TestModel(t *testing.T) {
 	}
 }
 
+// A gateway that lists no hosts just now is shown without them.
+func TestNoHosts(t *testing.T) {
+	s := sampleAt(11)
+	s.Hosts, s.NoHosts = nil, "2 lists are being read; try again"
+	f := Between(sampleAt(10), s)
+	text := strings.Join(Text(&f, ByLinks, 80, false), "\n")
+	if !strings.Contains(text, "no hosts: 2 lists are being read") || !strings.Contains(text, "eth1") {
+		t.Error(text)
+	}
+}
+
 // Text from outside can't steer the terminal.
 func TestPlain(t *testing.T) {
 	if got := plain("a\x1b[31mb\u009bc\xff"); got != "a?[31mb?c?" {
