@@ -19,7 +19,7 @@ NEEDS := ip:iproute2 nft:nftables iptables:iptables iperf3:iperf3 curl:curl ping
          tmux:tmux clang:clang llvm-strip:llvm shellcheck:shellcheck /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .DEFAULT_GOAL := build
-.PHONY: build help deps lint test unit integration bench bench-compare fuzz soak generate demo clean
+.PHONY: build help deps lint test unit checked integration bench bench-compare fuzz soak generate demo clean
 
 build: ## build bin/pollux
 	$(GO) build -trimpath -o $(BIN) ./cmd/pollux
@@ -45,10 +45,14 @@ lint: ## gofmt, go vet and staticcheck (pinned in tools/go.mod)
 
 test: ## unit, property and integration tests (integration needs root and AF_XDP; skipped, saying why, without)
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory deps; fi
-	@$(MAKE) --no-print-directory unit integration
+	@$(MAKE) --no-print-directory unit checked integration
 
 unit: ## tests of the packages alone
 	$(GO) test -count=1 -timeout $(TESTTIME) $$($(GO) list ./... | grep -v '^pollux/test$$')
+
+checked: ## short tests of a build that stops whoever touches another worker's shard, or a frame twice
+	$(GO) test -count=1 -timeout $(TESTTIME) -tags framecheck ./rings/ ./nat/ -run 'Thread|Twice|Pool|Frame|UMEM'
+	$(GO) test -count=1 -timeout $(TESTTIME) -tags framecheck ./pmd/ -run 'Spray|InParallel|WrongQueue|ManyQueues'
 
 integration: ## tests of the built binary over AF_XDP in network namespaces
 	$(GO) test -count=1 -timeout $(TESTTIME) ./test/

@@ -2,8 +2,10 @@ package pmd
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -208,11 +210,18 @@ func TestPoolAddress(t *testing.T) {
 	}
 }
 
-// TestFollowsThePort: with alias port the outside address may change while the gateway runs.
+// TestFollowsThePort: with alias port the outside address may change while the gateway runs, whatever the number of workers.
 func TestFollowsThePort(t *testing.T) {
-	l := newLab(t, lab.Options{})
+	for _, workers := range []int{1, 4} {
+		t.Run(strconv.Itoa(workers), func(t *testing.T) { followsThePort(t, workers) })
+	}
+}
+
+func followsThePort(t *testing.T, workers int) {
+	l := newLab(t, lab.Options{InsideHosts: 3, Queues: workers})
 	in, out := l.Inside[0], l.Outside[0]
 	o := labOptions()
+	o.Cores, o.Oversubscribe = rangeOf(workers), true
 	o.Rules.Alias, o.AliasPort = nil, true
 	g, err := startIn(t, l, o)
 	if err != nil {
@@ -256,6 +265,29 @@ func TestFollowsThePort(t *testing.T) {
 	}
 	if !seen[next.Addr()] || len(seen) != 2 {
 		t.Errorf("the outside saw %v", seen)
+	}
+	// Every worker uses the new address, those of the other hosts too.
+	for _, host := range l.Inside {
+		f, err := lab.UDPFlows(ctx, host.Namespace, netip.AddrPortFrom(out.Addr, 9000), lab.FlowOptions{Flows: 20, PerFlow: 1, Size: 64, Timeout: 5 * time.Second})
+		if err != nil || f.Answered != 20 {
+			t.Errorf("%s: %+v %v, drops %v", host.Name, f, err, dropsOf(g))
+		}
+	}
+	at, want := map[int]bool{}, map[int]bool{}
+	for _, host := range l.Inside {
+		if workers == 1 {
+			want[0] = true
+		} else {
+			want[g.steering.Outbound(packet.ProtoUDP, packet.AddrFrom(host.Addr), 1, packet.AddrFrom(out.Addr), 9000)] = true
+		}
+	}
+	if err := g.Links(func(k nat.LinkInfo) bool {
+		if k.Alias.Addr == packet.AddrFrom(next.Addr()) {
+			at[k.Worker] = true
+		}
+		return true
+	}); err != nil || !maps.Equal(at, want) {
+		t.Errorf("links of the new address at workers %v, want %v, %v", at, want, err)
 	}
 }
 
