@@ -87,7 +87,10 @@ func (c *Client) Get(ifindex int, name string) (State, error) {
 			continue
 		}
 		s, err := parse(m.Data)
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrNotTold): // a virtio card without the feature
+			return State{}, ErrNotTold
+		case err != nil:
 			return State{}, fmt.Errorf("%s: RSS settings: %w", name, err)
 		}
 		s.TCP4, s.UDP4, s.FieldsErr = fields(name)
