@@ -84,3 +84,34 @@ func TestCardsMakeHandOversRare(t *testing.T) {
 		})
 	}
 }
+
+// Benchmark/owner-of-flow: who owns an outbound packet with steer: flow, by the seed or as a card picks.
+func BenchmarkOwnerOfFlow(b *testing.B) {
+	in := cardState(4, 512)
+	card, err := newCardSteering(&in, in.TCP4, []int{0, 1, 2, 3})
+	if err != nil {
+		b.Fatal(err)
+	}
+	m := newMeshRig(b, meshOptions{workers: 4, flow: true})
+	var burst [32]nat.Packet
+	for i := range burst {
+		burst[i].Data, burst[i].Side = syn(fromInside(host1+packet.Addr(i*7), uint16(3000+i*13))), nat.Inside
+		packet.Parse(burst[i].Data, &burst[i].H)
+	}
+	for _, c := range []struct {
+		name string
+		card *cardSteering
+	}{{"seed", nil}, {"card", card}} {
+		b.Run(c.name, func(b *testing.B) {
+			m.steering.cards[0] = c.card
+			var sum uint32
+			for i := 0; i < b.N; i += len(burst) {
+				for k := range burst {
+					to, _ := m.steering.owner(&burst[k])
+					sum += to
+				}
+			}
+			sink = sum
+		})
+	}
+}

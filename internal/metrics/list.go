@@ -110,6 +110,11 @@ var workerMetrics = []metric{
 				e.count(w.HandedWhy[why], label, why)
 			}
 		})},
+	{"worker_chosen_ports_total", counter, []string{"worker", "answers"}, "Alias ports chosen by the outside card's RSS settings: answers come in by the worker's own queue (near) or by another (far).",
+		eachWorker(func(w *pmd.WorkerSample, label string, e *emitter) {
+			e.count(w.PortsNear, label, "near")
+			e.count(w.PortsFar, label, "far")
+		})},
 	{"worker_handed_in_packets_total", counter, byWorker, "Packets of this worker that others received.", perWorker(func(w *pmd.WorkerSample) uint64 { return w.HandedIn })},
 	{"worker_frames", gauge, []string{"worker", "place"}, "Packet buffers by where they are.",
 		eachWorker(func(w *pmd.WorkerSample, label string, e *emitter) {
