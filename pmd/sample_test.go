@@ -148,3 +148,52 @@ func TestSampleWhileReloading(t *testing.T) {
 		t.Error("no sample was taken")
 	}
 }
+
+// With several workers the parts add up to the whole: links, alias ports, packets handed over.
+func TestSampleOfWorkers(t *testing.T) {
+	const n, flows = 3, 60
+	l := newLab(t, lab.Options{InsideHosts: 3, Queues: n})
+	o := labOptions()
+	o.Cores, o.Oversubscribe = rangeOf(n), true
+	g, err := startIn(t, l, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := l.Outside[0]
+	echo, err := lab.ServeUDPEcho(out.Namespace, ":9000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	for _, in := range l.Inside {
+		r, err := lab.UDPFlows(ctx, in.Namespace, netip.AddrPortFrom(out.Addr, 9000), lab.FlowOptions{Flows: flows, PerFlow: 2, Size: 64, Timeout: 10 * time.Second, At: 20})
+		if err != nil || r.Answered != r.Sent {
+			t.Fatalf("%+v %v", r, err)
+		}
+	}
+	s := g.Sample()
+	var created, owned, in, handedOut, handedIn, why uint64
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if w.Worker != i || w.Queue != i || len(w.Rings) != 2 {
+			t.Errorf("worker %d: %+v", i, w.WorkerStats)
+		}
+		created += w.NAT.Created
+		owned += uint64(w.Owned[lport.RowUDP])
+		in += w.Received
+		handedOut += w.HandedOut
+		handedIn += w.HandedIn
+		for _, n := range w.HandedWhy {
+			why += n
+		}
+	}
+	udp := s.Pool[lport.RowUDP]
+	if len(s.Workers) != n || created != 3*flows || udp.Used != 3*flows || uint64(udp.Ports-udp.Free) != owned {
+		t.Errorf("%d links, %d ports owned, pool %+v", created, owned, udp)
+	}
+	if in < 2*2*3*flows || handedOut == 0 || handedOut != why || handedIn > handedOut {
+		t.Errorf("%d packets came in, %d were handed over, %d for a reason, %d taken", in, handedOut, why, handedIn)
+	}
+}
