@@ -743,10 +743,32 @@ func (x *explainer) living(gr group) uint32 {
 		return head
 	}
 	l := x.groups.after(gr, 0)
-	for l != 0 && x.gone(l, x.now) {
+	for range explainWalk {
+		if l == 0 || !x.gone(l, x.now) {
+			return l
+		}
 		l = x.groups.after(gr, l)
 	}
-	return l
+	return 0
+}
+
+// explainWalk bounds what a question may cost the worker: links of a group that are gone and not cleaned up yet are walked over.
+const explainWalk = 4096
+
+// toward follows groups.toward and passes over links that are gone.
+func (x *explainer) toward(gr group, addr packet.Addr) uint32 {
+	l := x.groups.toward(gr, addr, 0)
+	for range explainWalk {
+		same := l != 0 && x.remoteOf(l).Addr == addr
+		if l == 0 || same && !x.gone(l, x.now) {
+			return l
+		}
+		if !same && gr.value&treeBit != 0 {
+			return 0 // in a tree those of one address lie together
+		}
+		l = x.groups.after(gr, l)
+	}
+	return 0
 }
 
 // admitMapping follows Shard.admitMapping.
@@ -768,17 +790,7 @@ func (x *explainer) admitMapping(n *newLink, t tuple) admission {
 		return admitted
 	}
 	if filter != AddressAndPortDependent {
-		by = x.groups.toward(gr, n.remote.Addr, 0)
-		for by != 0 && x.gone(by, x.now) {
-			if by = x.groups.after(gr, by); by != 0 && x.remoteOf(by).Addr != n.remote.Addr {
-				if gr.value&treeBit != 0 {
-					by = 0
-				}
-				for by != 0 && x.remoteOf(by).Addr != n.remote.Addr {
-					by = x.groups.after(gr, by)
-				}
-			}
-		}
+		by = x.toward(gr, n.remote.Addr)
 	}
 	if by == 0 && filter == EndpointIndependent {
 		by = head

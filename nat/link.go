@@ -131,7 +131,7 @@ func (l *links) get() uint32 {
 
 // prefetch brings a record near that is needed soon.
 func (l *links) prefetch(id uint32) {
-	at := [...]uintptr{uintptr(unsafe.Pointer(&l.lines[2*id])), uintptr(unsafe.Pointer(&l.lines[2*id+1])), uintptr(unsafe.Pointer(&l.cold[id]))}
+	at := [...]uintptr{uintptr(unsafe.Pointer(&l.lines[2*id])), uintptr(unsafe.Pointer(&l.lines[2*id+1])), uintptr(unsafe.Pointer(&l.cold[id])), uintptr(unsafe.Pointer(&l.born[id]))}
 	offheap.Prefetch(at[:])
 }
 

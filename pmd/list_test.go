@@ -184,3 +184,12 @@ func TestExamplesDoNotAllocate(t *testing.T) {
 		t.Error(fmt.Sprint(x[reason.NoPort]))
 	}
 }
+
+// BenchmarkExample is what keeping the head of a dropped packet adds to its end.
+func BenchmarkExample(b *testing.B) {
+	x := new(examples)
+	f := fromInside(host1, 5000).UDP(make([]byte, 100))
+	for b.Loop() {
+		x.keep(reason.NoPort, f, 5)
+	}
+}

@@ -70,16 +70,26 @@ func TestLookingCostsNoPacket(t *testing.T) {
 	before := fmt.Sprint(mustDrops(g))
 	for _, args := range [][]string{
 		{"show", "links"}, {"show", "links", "--sort", "packets,desc", "--limit", "3"}, {"show", "hosts"}, {"show", "hosts", "--address", in.Addr.String()},
-		{"show", "peers"}, {"show", "blocks"}, {"show", "pool"}, {"show", "redirects"}, {"show", "routes"}, {"show", "hops"}, {"show", "workers"},
-		{"show", "ports"}, {"show", "drops", "--all"}, {"show", "config"}, {"show", "links", "--watch", "100ms", "--times", "3"},
+		{"show", "peers"}, {"show", "blocks"}, {"show", "pool"}, {"show", "redirects"}, {"show", "routes"}, {"show", "hops"}, {"show", "workers", "--interval", "10ms"},
+		{"show", "ports"}, {"show", "drops", "--all", "--interval", "10ms"}, {"show", "config"}, {"show", "links", "--watch", "100ms", "--times", "3"},
 		{"who-had", at(lab.GatewayOutside, 8080)}, {"explain", "udp " + at(in.Addr, 4000) + " -> " + at(out.Addr, 53)},
 	} {
-		g.mustAsk(args...)
 		var first any // --watch prints one after the other
 		if err := json.NewDecoder(strings.NewReader(g.mustAsk(append(args, "--json")...))).Decode(&first); err != nil {
 			t.Errorf("%v --json: %v", args, err)
 		}
 	}
+	dumped := make(chan int) // the table is dumped all the time while links are deleted
+	stop, done := context.WithCancel(ctx)
+	go func() {
+		n := 0
+		for stop.Err() == nil {
+			if _, err := g.Links(stop, control.Filter{}, func(*control.Link) error { n++; return nil }); err != nil && stop.Err() == nil {
+				t.Error(err)
+			}
+		}
+		dumped <- n
+	}()
 	for round := range 3 {
 		all := len(g.links(control.Filter{Local: other.Addr.String()}))
 		n, err := g.DeleteLinks(ctx, control.Filter{Local: other.Addr.String()}, false)
@@ -90,6 +100,10 @@ func TestLookingCostsNoPacket(t *testing.T) {
 			t.Errorf("round %d: %d links left", round, len(left))
 		}
 		fill() // ports went back: the same flows again
+	}
+	done()
+	if n := <-dumped; n < 400 {
+		t.Errorf("%d links dumped meanwhile", n)
 	}
 	r := stream.Stop()
 	t.Log(r)
