@@ -2,8 +2,12 @@ package pmd
 
 import (
 	"bytes"
+	"math/rand/v2"
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"pollux/internal/packet"
 	"pollux/internal/reason"
@@ -262,4 +266,108 @@ func BenchmarkCapture(b *testing.B) {
 			}
 		})
 	}
+}
+
+// Workers on goroutines of their own hand packets to each other while a third goroutine reads: every copy is a whole
+// packet, and all that was received is captured or counted as lost.
+func TestCaptureOfWorkersInParallel(t *testing.T) {
+	const workers = 2
+	m := newMeshRig(t, meshOptions{workers: workers, links: 300, silent: true, rules: hostileRules})
+	chunks := make([]origin, m.umem.Frames())
+	c := &Capture{g: &Gateway{ports: make([]*gatewayPort, 2)}}
+	for k := range workers {
+		o := every()
+		o.Buffer = CaptureBufferMin
+		tp, err := newTap(o, m.umem, k, 2, chunks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tp.region.Free()
+		m.w[k].tapBy(tp)
+		c.taps = append(c.taps, tp)
+	}
+	var stages [CaptureDrop + 1]uint64
+	read := func() {
+		c.Read(func(p *Captured) bool {
+			stages[p.Stage]++
+			if len(p.Data) != p.Length || p.Device < 0 || p.Device > 1 || (p.Stage == CaptureDrop) != (p.Reason != reason.None) || p.Stage != CaptureSent && p.ID == 0 {
+				t.Errorf("%+v", p)
+			}
+			return true
+		})
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-quit:
+				return
+			default:
+				read()
+				runtime.Gosched()
+			}
+		}
+	}()
+	var wait sync.WaitGroup
+	for k := range workers {
+		wait.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(k), 9))
+			now := m.now
+			for range 300 {
+				for range random.IntN(40) {
+					port, f := hostile(random)
+					if _, ok := m.ports[k][port].Push(m.pools[k], f); !ok {
+						break
+					}
+				}
+				m.w[k].Poll(now)
+				now = now.Add(time.Duration(random.IntN(50)) * time.Millisecond)
+			}
+		})
+	}
+	wait.Wait()
+	close(quit)
+	<-done
+	read()
+	var received, handed, lost uint64
+	for _, w := range m.w {
+		received, handed = received+w.c.received, handed+w.c.handedOut
+	}
+	for _, n := range c.Lost() {
+		lost += n
+	}
+	if got := stages[CaptureRX]; handed == 0 || got+lost < received || got > received || lost == 0 && got != received {
+		t.Errorf("%d of %d received were captured, %d lost, %d handed over", got, received, lost, handed)
+	}
+	if stages[CaptureSent] == 0 || stages[CaptureDrop] == 0 {
+		t.Errorf("captured by stage: %v", stages)
+	}
+}
+
+// Whatever bytes come, the filter reads nothing beyond them, and agrees with the parser about what is TCP, UDP or an echo.
+func FuzzCaptureFilter(f *testing.F) {
+	f.Add(packet.Build{Src: host1, SrcPort: 5000, Dst: server, DstPort: 53}.UDP([]byte("x")), uint16(53))
+	f.Add(packet.Build{Src: host1, SrcPort: 77, Dst: server}.Echo(true, 1, []byte("x")), uint16(77))
+	f.Add(packet.Build{Src: host1, SrcPort: 1, Dst: server, DstPort: 2, Flags: packet.TCPSyn}.TCP(nil), uint16(3))
+	f.Fuzz(func(t *testing.T, frame []byte, port uint16) {
+		port = max(port, 1)
+		by := CaptureFilter{Port: port, ByPort: true, Device: -1}
+		got := by.picks(bytes.Clone(frame)[:len(frame):len(frame)])
+		var h packet.Headers
+		packet.Parse(bytes.Clone(frame), &h)
+		if h.Reason != reason.None || h.Fragment() {
+			return
+		}
+		switch h.Kind {
+		case packet.KindTCP, packet.KindUDP:
+			if want := h.SrcPort == port || h.DstPort == port; got != want {
+				t.Errorf("port %d: picked %t of %+v", port, got, h)
+			}
+		}
+		only := CaptureFilter{Address: nat.Network{Base: h.Src, Mask: 0xffffffff, Valid: true}, Proto: h.Proto, ByProto: true, Device: -1}
+		if (h.Kind == packet.KindTCP || h.Kind == packet.KindUDP) && !only.picks(frame) {
+			t.Errorf("not picked by its own source and protocol: %+v", h)
+		}
+	})
 }

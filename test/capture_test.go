@@ -89,9 +89,9 @@ func (g *gateway) device(i int) string {
 // A capture under load: every packet of the flows is there as received and as sent, under one id; a refused one with its
 // reason; Ctrl-C ends it with a file that is whole for tshark and capinfos; and the stream beside it loses nothing.
 func TestCapture(t *testing.T) {
-	l := newLab(t, lab.Options{})
+	l := newLab(t, lab.Options{Queues: 2})
 	in, out := l.Inside[0], l.Outside[0]
-	g := run(t, l)
+	g := run(t, l, "--cores", "0-1")
 	stream, err := lab.StartStream(in.Namespace, lab.StreamOptions{Dst: netip.AddrPortFrom(out.Addr, 9000), Flows: 4, Rate: 2000}, out.Namespace)
 	if err != nil {
 		t.Fatal(err)

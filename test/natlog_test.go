@@ -122,7 +122,7 @@ type nfRecord struct {
 // nfcapd reads it; tshark finds nothing wrong with the messages.
 func TestSessionsAreLogged(t *testing.T) {
 	const flows = 60
-	l := newLab(t, lab.Options{})
+	l := newLab(t, lab.Options{Queues: 2})
 	if _, err := exec.LookPath("nfcapd"); err != nil {
 		t.Fatalf("nfcapd is needed to read IPFIX back: apt install nfdump (make deps): %v", err)
 	}
@@ -138,7 +138,7 @@ func TestSessionsAreLogged(t *testing.T) {
 	}
 	messages := collect(t, out.Namespace, at(out.Addr, 514))
 	ipfix := collect(t, out.Namespace, at(out.Addr, 4740))
-	g := run(t, l, "--nat-timeouts-udp", "1s", "--log-level", "session", "--log-syslog", "udp://"+at(out.Addr, 514),
+	g := run(t, l, "--cores", "0-1", "--nat-timeouts-udp", "1s", "--log-level", "session", "--log-syslog", "udp://"+at(out.Addr, 514),
 		"--log-ipfix", fmt.Sprintf("udp://%s, udp://%s", at(out.Addr, 4739), at(out.Addr, 4740)))
 	start := time.Now().Add(-time.Second)
 

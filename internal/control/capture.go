@@ -42,7 +42,7 @@ const (
 	captureBuffer  = 8 // MiB for each worker
 	captureBuffers = pmd.CaptureBufferMax >> 20
 	captureSeconds = 7 * 24 * 3600
-	captureRead    = 20 * time.Millisecond
+	captureRead    = 5 * time.Millisecond
 )
 
 // captureSpec is a capture's parameters made ready.
