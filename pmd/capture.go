@@ -47,7 +47,7 @@ type CaptureOptions struct {
 
 // Captured is a copy of one packet.
 type Captured struct {
-	At       time.Time    // when the round of its worker began
+	At       time.Time    // when its worker took the burst it was in
 	ID       uint64       // the same at all stages of a packet that was picked when it was received; else 0
 	Length   int          // of the packet
 	Device   int          // where it was received, or for CaptureSent where it is sent; -1: not known
@@ -92,7 +92,7 @@ type tap struct {
 	mem     []byte
 	stride  int
 	slots   uint32
-	now     int64  // of this round
+	now     int64  // Unix time in ns
 	next    uint64 // id
 	onlyOne bool   // Device is asked for
 
@@ -104,13 +104,15 @@ type tap struct {
 	lost []atomic.Uint64 // by device, the last for none
 }
 
-// round reads the clock, which the packets of the round bear.
+// round reads the clock. What happens until it is read again bears that time: a burst, what timers let go, what another
+// worker handed over; so a packet is never sent before it was received.
 func (t *tap) round() { t.now = time.Now().UnixNano() }
 
 // received sees a burst that came in by a device.
 //
 //go:noinline
 func (t *tap) received(b []nat.Packet, device int) {
+	t.round()
 	for i := range b {
 		p := &b[i]
 		o := &t.chunks[t.chunk(p.Frame)]
@@ -309,23 +311,31 @@ func (w *Worker) tapBy(t *tap) { w.tap = t }
 // false. It never waits.
 func (c *Capture) Read(visit func(*Captured) bool) {
 	var p Captured
-	var ends [256]uint32
+	// What is there by the first look is read, and with it whatever came before it: a packet that one worker received and
+	// another sent is in two rings, and what the second look finds holds the cause of all that the first one found.
+	var due, ends [256]uint32
+	left := uint32(0)
+	for i, t := range c.taps {
+		due[i] = t.put.Load()
+		left += due[i] - t.get.Load()
+	}
 	for i, t := range c.taps {
 		ends[i] = t.put.Load()
 	}
-	for {
+	for left > 0 {
 		var first *tap
 		var head *tapHead
+		which := 0
 		for i, t := range c.taps {
 			if t.get.Load() == ends[i] {
 				continue
 			}
-			if h := t.head(); first == nil || h.at < head.at {
-				first, head = t, h
+			if h := t.head(); first == nil || h.at < head.at || h.at == head.at && h.stage < head.stage {
+				first, head, which = t, h, i
 			}
 		}
-		if first == nil {
-			return
+		if int32(due[which]-first.get.Load()) > 0 {
+			left--
 		}
 		slot := first.slot(first.get.Load())
 		p = Captured{

@@ -269,7 +269,7 @@ func BenchmarkCapture(b *testing.B) {
 }
 
 // Workers on goroutines of their own hand packets to each other while a third goroutine reads: every copy is a whole
-// packet, and all that was received is captured or counted as lost.
+// packet's head, all that was received is captured or counted as lost, and nothing is sent or dropped before it was received.
 func TestCaptureOfWorkersInParallel(t *testing.T) {
 	const workers = 2
 	m := newMeshRig(t, meshOptions{workers: workers, links: 300, silent: true, rules: hostileRules})
@@ -277,7 +277,7 @@ func TestCaptureOfWorkersInParallel(t *testing.T) {
 	c := &Capture{g: &Gateway{ports: make([]*gatewayPort, 2)}}
 	for k := range workers {
 		o := every()
-		o.Buffer = CaptureBufferMin
+		o.Buffer, o.SnapLen = CaptureBufferMin, SnapLenMin
 		tp, err := newTap(o, m.umem, k, 2, chunks)
 		if err != nil {
 			t.Fatal(err)
@@ -287,10 +287,14 @@ func TestCaptureOfWorkersInParallel(t *testing.T) {
 		c.taps = append(c.taps, tp)
 	}
 	var stages [CaptureDrop + 1]uint64
+	came, early := map[uint64]bool{}, 0
 	read := func() {
 		c.Read(func(p *Captured) bool {
 			stages[p.Stage]++
-			if len(p.Data) != p.Length || p.Device < 0 || p.Device > 1 || (p.Stage == CaptureDrop) != (p.Reason != reason.None) || p.Stage != CaptureSent && p.ID == 0 {
+			if came[p.ID] = came[p.ID] || p.Stage == CaptureRX; p.ID != 0 && !came[p.ID] {
+				early++
+			}
+			if len(p.Data) != min(p.Length, SnapLenMin) || p.Device < 0 || p.Device > 1 || (p.Stage == CaptureDrop) != (p.Reason != reason.None) || p.Stage != CaptureSent && p.ID == 0 {
 				t.Errorf("%+v", p)
 			}
 			return true
@@ -339,6 +343,10 @@ func TestCaptureOfWorkersInParallel(t *testing.T) {
 	}
 	if got := stages[CaptureRX]; handed == 0 || got+lost < received || got > received || lost == 0 && got != received {
 		t.Errorf("%d of %d received were captured, %d lost, %d handed over", got, received, lost, handed)
+	}
+	t.Logf("%d lost, %d handed over, by stage %v", lost, handed, stages)
+	if early > 0 && lost == 0 {
+		t.Errorf("%d packets ended before they were received", early)
 	}
 	if stages[CaptureSent] == 0 || stages[CaptureDrop] == 0 {
 		t.Errorf("captured by stage: %v", stages)

@@ -234,6 +234,9 @@ func (w *Worker) takeFirst(from, i int) {
 
 // finishHanded takes the first n packets of the burst through the stages that are left.
 func (w *Worker) finishHanded(n int, now clock.Tick) {
+	if w.tap != nil {
+		w.tap.round()
+	}
 	b := w.burst[:n]
 	const unicast = 1 // the other worker has looked at the rest of the MAC address
 	for i := nat.Parse(b, 0, unicast); i < len(b); i++ {

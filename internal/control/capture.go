@@ -238,7 +238,7 @@ func (s *captureStream) open(w io.Writer, ports []pmd.PortStats, version string)
 	for _, p := range ports {
 		i := s.device(p.Name, fmt.Sprintf("%s port, MAC %s, MTU %d", p.Role, p.MAC, p.MTU))
 		if s.ng == nil {
-			o := pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "pollux " + version, Comment: "times are those of the rounds in which workers had the packets"}}
+			o := pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "pollux " + version, Comment: "times are those at which workers took the bursts"}}
 			s.ng, err = pcapgo.NewNgWriterInterface(w, i, o)
 		} else {
 			_, err = s.ng.AddInterface(i)
