@@ -144,7 +144,8 @@ func newCrew(workers, links, wrong int) (c *crew, err error) {
 	}
 	var mesh *pmd.Mesh
 	if workers > 1 {
-		c.steering = pmd.NewSteering(workers, c.owners, &rules, false, 7)
+		// A seed like a real one: with small numbers consecutive hosts all belong to a few workers.
+		c.steering = pmd.NewSteering(workers, c.owners, &rules, false, 0x2545f4914f6cdd1d)
 		mesh = pmd.NewMesh(pools)
 		no.Steering, no.Share = c.steering, nat.NewLinkShare(2*links, workers)
 	}
@@ -200,6 +201,11 @@ func (c *crew) open(links, wrong int) error {
 		}
 	}
 	r := rand.New(rand.NewPCG(1, uint64(n)))
+	for _, list := range own {
+		if len(list) == 0 {
+			return fmt.Errorf("perf: %d flows are too few for %d workers", links, n)
+		}
+	}
 	for k := range n {
 		var list []uint32
 		for i := range own[k] {
@@ -208,9 +214,6 @@ func (c *crew) open(links, wrong int) error {
 				from = (k + 1 + i%(n-1)) % n
 			}
 			list = append(list, own[from][i%len(own[from])])
-		}
-		if len(list) == 0 {
-			return fmt.Errorf("perf: %d flows are too few for %d workers", links, n)
 		}
 		for side := range c.lanes[k].feeds {
 			f := &c.lanes[k].feeds[side]
