@@ -54,8 +54,12 @@ checked: ## short tests of a build that stops whoever touches another worker's s
 	$(GO) test -count=1 -timeout $(TESTTIME) -tags framecheck ./rings/ ./nat/ -run 'Thread|Twice|Pool|Frame|UMEM'
 	$(GO) test -count=1 -timeout $(TESTTIME) -tags framecheck ./pmd/ -run 'Spray|InParallel|WrongQueue|ManyQueues'
 
-integration: ## tests of the built binary over AF_XDP in network namespaces
+# What crosses the lab and does not count on one queue: the same must be seen with four workers.
+MANY := Traceroute|PassiveFTP|HairpinErrors|ShortConnections|BulkTCP|SecondConnection|PublishedPort|LargePackets|ThousandQueries|TwoHosts|PoolRunsDry|STUN|KernelListener|AliasFollows|NoPrivateSource|Workers
+
+integration: ## tests of the built binary over AF_XDP in network namespaces, those of the NAT with 4 workers as well
 	$(GO) test -count=1 -timeout $(TESTTIME) ./test/
+	POLLUX_WORKERS=4 $(GO) test -count=1 -timeout $(TESTTIME) ./test/ -run '$(MANY)'
 
 bench: ## benchmarks, as benchstat reads them (BENCH=regexp COUNT=n)
 	$(GO) test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) ./...
@@ -71,8 +75,10 @@ fuzz: ## every fuzz target for FUZZTIME (FUZZ=regexp selects)
 	  $(GO) test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) -fuzzminimizetime=20x ./$$(dirname $$file) </dev/null; \
 	done
 
-soak: ## simulated networks around the translator for SOAKPACKETS, then mixed traffic with restarts through one lab for SOAKTIME
+soak: ## simulated networks for SOAKPACKETS; one-way load over 4 workers, a hostile spray over 2 to 8, mixed traffic with restarts, for SOAKTIME each
 	$(GO) test -count=1 -v -timeout 0 -run '^TestSimulation$$' ./nat/ -nat.packets $(SOAKPACKETS)
+	$(SUDO) env "PATH=$$PATH" POLLUX_ONEWAY=$(SOAKTIME) $(GO) test -count=1 -v -timeout 0 -run '^TestOneWayLoad$$' ./pmd/
+	$(SUDO) env "PATH=$$PATH" POLLUX_SPRAY=$(SOAKTIME) $(GO) test -count=1 -v -timeout 0 -tags framecheck -run '^TestHostileSprayOverQueues$$' ./pmd/
 	$(SUDO) env "PATH=$$PATH" POLLUX_SOAK=$(SOAKTIME) $(GO) test -count=1 -v -timeout 0 -run '^TestSoak$$' ./test/
 
 generate: deps ## rebuild the XDP program and whatever else is generated and committed

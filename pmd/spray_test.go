@@ -399,3 +399,65 @@ func fixChecksum(f []byte) {
 	sum = ^(sum>>16 + sum)
 	f[24], f[25] = byte(sum>>8), byte(sum)
 }
+
+// TestOneWayLoad: packets come in by one queue only, all of them other workers', and nothing ever comes back: every frame has to go
+// home by itself. The frames of each worker and of all stay as many as they were. POLLUX_ONEWAY (a duration) makes it longer.
+func TestOneWayLoad(t *testing.T) {
+	const n = 4
+	l := sprayLab(t, n)
+	o := labOptions()
+	o.Cores, o.Oversubscribe = rangeOf(n), true
+	o.Rules.Mapping.UDP = nat.AddressAndPortDependent
+	g, err := startIn(t, l, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out := newSprayer(t, l, l.Inside[0], lab.InsideDevice, n), newSprayer(t, l, l.Outside[0], lab.OutsideDevice, n)
+	unix.Close(out.wire) // nobody reads it
+	out.wire = -1
+	// What lies in queues would be on its way when the totals are taken, so the load pauses then.
+	total := func() (all int, each []int, moving uint64) {
+		for _, w := range g.Workers() {
+			sum := 0
+			for _, k := range w.Frames {
+				sum += int(k)
+			}
+			all, each = all+sum, append(each, sum-int(w.Frames["handed-over"]))
+			moving += w.Frames["handed-over"] + w.Frames["going-home"] + w.Frames["tx"] + w.Frames["rx"] + uint64(max(w.Leaked, -w.Leaked))
+		}
+		return all, each, moving
+	}
+	still := func() (int, []int) {
+		t.Helper()
+		for end := time.Now().Add(deadline); ; time.Sleep(5 * time.Millisecond) {
+			all, each, moving := total()
+			if moving == 0 && all == g.frames {
+				return all, each
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d of %d frames, by worker %v, %d of them on their way for ever", all, g.frames, each, moving)
+			}
+		}
+	}
+	_, before := still()
+	long, _ := time.ParseDuration(os.Getenv("POLLUX_ONEWAY"))
+	sent := 0
+	for i, end := 0, time.Now().Add(long); i < 20 || time.Now().Before(end); i++ {
+		for k := 0; k < 2000; sent++ {
+			b := packet.Build{Src: addr("10.1.0.0") + packet.Addr(sent%3000), SrcPort: 4000, Dst: addr("198.18.0.1"), DstPort: 53}
+			if g.steering.Outbound(packet.ProtoUDP, b.Src, b.SrcPort, b.Dst, b.DstPort) != 0 {
+				in.send(0, b.UDP(nil))
+				k++
+			}
+		}
+		in.flush()
+		if _, each := still(); !slices.Equal(each, before) {
+			t.Fatalf("after %d packets the workers have %v frames, before %v", sent, each, before)
+		}
+	}
+	w := g.Workers()
+	if w[0].HandedOut < 20*2000*9/10 || w[0].HandedOut != w[1].HandedIn+w[2].HandedIn+w[3].HandedIn {
+		t.Errorf("worker 0 handed over %d packets; the others took %d, %d and %d", w[0].HandedOut, w[1].HandedIn, w[2].HandedIn, w[3].HandedIn)
+	}
+	account(t, g, in, out)
+}

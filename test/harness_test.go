@@ -53,9 +53,20 @@ func pollux(t testing.TB) string {
 }
 
 // newLab builds a lab for the test, which is skipped (or fails, in CI) where there can't be one.
+// workers is how many the gateways under test have, each with a queue of its own: POLLUX_WORKERS, or one. Whoever takes whichever
+// packet, a test that looks from outside must see the same.
+var workers = func() int {
+	n, err := strconv.Atoi(os.Getenv("POLLUX_WORKERS"))
+	if err != nil {
+		return 1
+	}
+	return n
+}()
+
 func newLab(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
 	lab.Require(t)
+	o.Queues = max(o.Queues, workers)
 	l, err := lab.New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +89,9 @@ func run(t *testing.T, l *lab.Lab, args ...string) *gateway {
 	t.Helper()
 	if !slices.Contains(args, "--idle") {
 		args = append(args, "--idle", "adaptive") // the machine is shared by hosts, gateway and test
+	}
+	if workers > 1 && !slices.Contains(args, "--cores") {
+		args = append(args, "--cores", fmt.Sprintf("0-%d", workers-1), "--oversubscribe")
 	}
 	p, err := l.StartGateway(pollux(t), args...)
 	if err != nil {
