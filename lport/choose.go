@@ -203,7 +203,7 @@ func (s *Space) find(q *query, r *Request) (int32, error) {
 // attempt tries the ports of [q.lo, q.hi] in the order of preference.
 func (s *Space) attempt(q *query, r *Request) int32 {
 	want := uint32(r.Want)
-	crowded := s.o.Workers > 1 && s.o.Deterministic == nil && (q.r.held >= s.share || s.asked(q)) // others need ports too
+	crowded := s.crowded(q.a, q.r, q.row)
 	if s.o.SamePorts && want >= q.lo && want <= q.hi {
 		if s.tryWanted(q, r.Want, crowded) {
 			return int32(want)
@@ -217,15 +217,20 @@ func (s *Space) attempt(q *query, r *Request) int32 {
 	return s.pick(q, r)
 }
 
+// crowded reports whether others need ports too: flows then share those that this worker has.
+func (s *Space) crowded(a *aliasSpace, r *row, rw Row) bool {
+	return s.o.Workers > 1 && s.o.Deterministic == nil && (r.held >= s.share || asked(a.own, r, rw))
+}
+
 // asked reports whether another worker has looked for a port in vain. Flows that can share a port then do, so that the bytes
 // that this worker holds become few as flows come and go: the other one finds what is given back. Nobody is asked for what is in
 // use, and nothing is kept that is not: a worker has a byte only while a link is on its port.
-func (s *Space) asked(q *query) bool {
+func asked(own *aliasOwners, r *row, rw Row) bool {
 	self := int32(0)
-	if q.r.hungry {
+	if r.hungry {
 		self = 1
 	}
-	return q.a.own.rows[q.row].hungry.Load() > self
+	return own.rows[rw].hungry.Load() > self
 }
 
 // tryWanted tries the host's own number.
@@ -338,7 +343,7 @@ func (s *Space) own(q *query) int32 {
 	first, last := q.lo>>6, q.hi>>6
 	w := first + s.random(last-first+1)
 	words := last - first + 1
-	if words > ownWords && !s.asked(q) {
+	if words > ownWords && !asked(q.a.own, q.r, q.row) {
 		words = ownWords
 	}
 	for range words {

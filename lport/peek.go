@@ -40,10 +40,8 @@ func (s *Space) Peek(r *Request, shared bool, p Peer) (Offer, error) {
 	if s.blocks.size != 0 {
 		return k.inBlocks(host, only)
 	}
-	row := k.row()
-	crowded := s.o.Workers > 1 && row != nil && row.held >= s.share && s.o.Deterministic == nil
-	if want := uint32(r.Want); s.o.SamePorts && want >= k.lo && want <= k.hi && k.free(r.Want) &&
-		!(crowded && shared && (row == nil || row.uses[want] == 0)) {
+	crowded := k.crowded()
+	if want := uint32(r.Want); s.o.SamePorts && want >= k.lo && want <= k.hi && k.wanted(r.Want, crowded) {
 		return Offer{Port: r.Want, Sure: true}, nil
 	}
 	return k.some(k.lo, k.hi)
@@ -77,6 +75,15 @@ func (k *peek) row() *row {
 	return k.a.rows[k.r.Row&(Rows-1)]
 }
 
+// crowded is Space.crowded, also for an address or row that was never used here.
+func (k *peek) crowded() bool {
+	own := k.s.o.Owners.table.Load().find(k.r.Alias)
+	if r := k.row(); r != nil && k.a.own == own {
+		return k.s.crowded(k.a, r, k.r.Row)
+	}
+	return k.s.o.Workers > 1 && k.s.o.Deterministic == nil && (k.s.share <= 0 || own.rows[k.r.Row].hungry.Load() > 0)
+}
+
 // claimable reports whether a port is nobody else's and may have one more link.
 func (k *peek) claimable(port uint16) bool {
 	own := k.s.o.Owners.table.Load().find(k.r.Alias)
@@ -104,6 +111,25 @@ func (k *peek) free(port uint16) bool {
 	return !k.s.o.InUse(k.r.Alias, k.r.Row, port, k.peer)
 }
 
+// wanted follows tryWanted: the host's own number is given by the hints, which may not know yet that it is free.
+func (k *peek) wanted(port uint16, crowded bool) bool {
+	r := k.row()
+	switch {
+	case r == nil, r.uses[port] == 0:
+		if crowded && k.shared || r != nil && !r.free.has(port) && k.s.o.Owners.Byte(k.r.Alias, k.r.Row, port) != ByteFree {
+			return false
+		}
+	case !k.shared || !r.open.has(port):
+		return false
+	}
+	if k.shared && r != nil && r.caches != 0 {
+		if c := k.s.caches.find(k.r.Alias, k.r.Row, k.peer); c != nil && c.bits[port>>6]>>(port&63)&1 != 0 {
+			return false
+		}
+	}
+	return k.free(port)
+}
+
 // some finds out whether one of [lo, hi] would do.
 func (k *peek) some(lo, hi uint32) (Offer, error) {
 	for port := lo; port <= hi && k.tries > 0; port++ {
@@ -122,7 +148,7 @@ func (k *peek) some(lo, hi uint32) (Offer, error) {
 func (k *peek) inBlocks(host *hold, only bool) (Offer, error) {
 	s := k.s
 	if a := k.a; a != nil && len(a.blocks.all) != 0 {
-		if b := &a.blocks.all[s.blocks.of(k.r.Want)]; (s.o.SamePorts || only) && b.state == blockHeld && b.host == k.r.Host && k.free(k.r.Want) {
+		if b := &a.blocks.all[s.blocks.of(k.r.Want)]; (s.o.SamePorts || only) && b.state == blockHeld && b.host == k.r.Host && k.wanted(k.r.Want, false) {
 			return Offer{Port: k.r.Want, Sure: true}, nil
 		}
 	}
