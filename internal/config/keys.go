@@ -143,8 +143,6 @@ func filteringWords(at func(*settings) *nat.Behaviour) codec {
 	return words[nat.Behaviour]{at: at, names: []string{"endpoint-independent", "address-dependent", "address-and-port-dependent"}, value: behaviours}
 }
 
-func anyText(string) bool { return true }
-
 func keyOf(path string) *key {
 	for i := range keys {
 		if keys[i].path == path {

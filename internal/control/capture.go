@@ -212,7 +212,7 @@ func (c *captures) run(w http.ResponseWriter, r *http.Request) {
 	}()
 	w.Header().Set("Content-Type", "application/x-pcapng")
 	s := &captureStream{spec: &spec, rc: http.NewResponseController(w), capture: capture}
-	if err := s.open(w, ports, c.version); err == nil {
+	if err = s.open(w, ports, c.version); err == nil {
 		err = s.copy(ctx)
 	}
 	if err != nil || r.Context().Err() != nil {
