@@ -1041,7 +1041,7 @@ func TestRFCTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	have := map[string]bool{}
-	for prefix, dir := range map[string]string{"": ".", "lport ": "../lport", "pmd ": "../pmd", "packet ": "../internal/packet"} {
+	for prefix, dir := range map[string]string{"": ".", "lport ": "../lport", "pmd ": "../pmd", "packet ": "../internal/packet", "natlog ": "../internal/natlog"} {
 		files, err := filepath.Glob(dir + "/*_test.go")
 		if err != nil {
 			t.Fatal(err)
@@ -1056,7 +1056,7 @@ func TestRFCTable(t *testing.T) {
 			}
 		}
 	}
-	named := regexp.MustCompile("(lport |pmd |packet )?`(Test\\w+)`").FindAllSubmatch(table, -1)
+	named := regexp.MustCompile("(lport |pmd |packet |natlog )?`(Test\\w+)`").FindAllSubmatch(table, -1)
 	if len(named) < 60 {
 		t.Errorf("only %d tests are named", len(named))
 	}

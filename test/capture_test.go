@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -240,18 +241,50 @@ func TestCaptureBounds(t *testing.T) {
 	if err != nil || strings.TrimSpace(text) != "2000" {
 		t.Errorf("%v: %s", err, text)
 	}
+	// A client that asks and reads nothing: what it does not take is lost to it alone, and its end makes room for the next.
+	deaf, err := net.Dial("unix", l.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	eventually(t, 10*time.Second, func() error { // the reader that went away is found out by the next packet written
+		if text, err := do("--count", "1"); err != nil {
+			return fmt.Errorf("%w: %s", err, text)
+		}
+		return nil
+	})
+	if _, err := io.WriteString(deaf, "GET /v1/capture?buffer=1 HTTP/1.1\r\nHost: pollux\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, func() error {
+		if _, err := do("--count", "1"); err == nil {
+			return errors.New("a second capture was let in")
+		}
+		return nil
+	})
+	first := stream.Sent()
+	eventually(t, 20*time.Second, func() error { // more than socket buffers and ring hold together
+		if n := stream.ArrivedSince(0, first); n < 4000 {
+			return fmt.Errorf("%d arrived", n)
+		}
+		return nil
+	})
+	deaf.Close()
+	eventually(t, 20*time.Second, func() error {
+		_, err := do("--count", "1")
+		return err
+	})
 	if r := stream.Stop(); r.Lost != 0 {
 		t.Errorf("beside the captures: %v", r)
 	}
 	// The gateway ends while a capture runs: the file is whole as far as it goes, and the program says what happened.
-	eventually(t, 10*time.Second, func() error { // the reader that went away is found out by the next packet written
+	eventually(t, 10*time.Second, func() error {
 		p, err := l.Gateway.Start(pollux(t), "capture", "--control", l.Socket(), "-w", file)
 		if err != nil {
 			return err
 		}
 		if err := p.WaitFor("capturing", 5*time.Second); err != nil {
 			_, _ = p.Wait(5 * time.Second)
-			_, _ = out.Run(limited(t, 5*time.Second), "true")
 			return err
 		}
 		if err := g.Stop(syscall.SIGTERM, 10*time.Second); err != nil {

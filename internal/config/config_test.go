@@ -105,6 +105,7 @@ func TestDefaults(t *testing.T) {
 	})
 	diff(t, c.Messages(), Messages{Least: slog.LevelInfo})
 	diff(t, c.Control(), Control{Socket: "/run/pollux.sock", Mode: 0o660})
+	diff(t, c.Log(), Log{})
 	diff(t, c.Replay(), Replay{
 		InsideMAC: [6]byte{2, 0, 0, 0, 0, 1}, OutsideMAC: [6]byte{2, 0, 0, 0, 1, 1}, NextHopMAC: [6]byte{2, 0, 0, 0, 0, 0xfe},
 		InsideAddress: addr("192.0.2.254"),
@@ -119,6 +120,11 @@ func TestDefaults(t *testing.T) {
 
 func TestEveryKeyIsTaken(t *testing.T) {
 	c := mustParse(t, full, Run)
+	diff(t, c.Log(), Log{
+		Syslog:   []Collector{{"udp", "192.0.2.1:514"}, {"tcp", "[2001:db8::1]:601"}, {"unixgram", "/dev/log"}},
+		IPFIX:    []Collector{{"udp", "collector.example:4739"}},
+		Sessions: true,
+	})
 	o := c.Gateway()
 	rules := nat.Rules{
 		Alias:     []packet.Addr{addr("203.0.113.1"), addr("203.0.113.8"), addr("203.0.113.10"), addr("203.0.113.11")},

@@ -21,14 +21,6 @@ type Collector struct {
 	Address string // HOST:PORT, or a path
 }
 
-// String returns the collector as the configuration writes it.
-func (c Collector) String() string {
-	if c.Network == "unixgram" {
-		return "unix://" + c.Address
-	}
-	return c.Network + "://" + c.Address
-}
-
 // Log returns the translation log's settings.
 func (c *Config) Log() Log {
 	syslog, _ := parseCollectors(c.s.syslog, syslogNetworks) // checked when it was read
