@@ -55,7 +55,7 @@ checked: ## short tests of a build that stops whoever touches another worker's s
 	$(GO) test -count=1 -timeout $(TESTTIME) -tags framecheck ./pmd/ -run 'Spray|InParallel|WrongQueue|ManyQueues'
 
 # What crosses the lab and does not count on one queue: the same must be seen with four workers.
-MANY := Traceroute|PassiveFTP|HairpinErrors|ShortConnections|BulkTCP|SecondConnection|PublishedPort|LargePackets|ThousandQueries|TwoHosts|PoolRunsDry|STUN|KernelListener|AliasFollows|NoPrivateSource|Workers
+MANY := Traceroute|PassiveFTP|HairpinErrors|ShortConnections|BulkTCP|SecondConnection|PublishedPort|LargePackets|ThousandQueries|TwoHosts|PoolRunsDry|STUN|KernelListener|AliasFollows|NoPrivateSource
 
 integration: ## tests of the built binary over AF_XDP in network namespaces, those of the NAT with 4 workers as well
 	$(GO) test -count=1 -timeout $(TESTTIME) ./test/
