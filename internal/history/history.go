@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/leodido/go-syslog/v4/rfc5424"
-)
 
-const sdID = "pollux@32473"
+	"pollux/internal/natlog"
+)
 
 // Holder is somebody who had the endpoint.
 type Holder struct {
@@ -92,7 +92,7 @@ func Read(alias netip.AddrPort, proto string, logs ...io.Reader) (Answer, error)
 
 // line takes one message in. Most are about other endpoints: of these only the time is wanted, now and then.
 func (r *reader) line(line []byte) {
-	if !bytes.Contains(line, []byte(sdID)) && !bytes.Contains(line, []byte(" stop ")) {
+	if !bytes.Contains(line, []byte(natlog.SDID)) && !bytes.Contains(line, []byte(" stop ")) {
 		if len(bytes.TrimSpace(line)) > 0 {
 			r.a.Foreign++
 		}
@@ -118,7 +118,7 @@ func (r *reader) line(line []byte) {
 	r.a.Last = *m.Timestamp
 	var p map[string]string
 	if m.StructuredData != nil {
-		p = (*m.StructuredData)[sdID]
+		p = (*m.StructuredData)[natlog.SDID]
 	}
 	r.event(*m.MsgID, *m.Timestamp, p)
 }
