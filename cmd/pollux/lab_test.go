@@ -86,7 +86,7 @@ log: {format: json}
 	if r := pollux(t, "show", "ports", "--control", l.Socket()); !strings.Contains(r.out, "eth1") || !strings.Contains(r.out, "native") {
 		t.Errorf("%+v", r)
 	}
-	if r := pollux(t, "show", "config", "--control", l.Socket()); !strings.Contains(r.out, "links: 5000,") || !strings.Contains(r.out, "fragments: 99") {
+	if r := pollux(t, "show", "config", "--control", l.Socket()); !strings.Contains(r.out, "links: 5000") || !strings.Contains(r.out, "fragments: 99") {
 		t.Errorf("%+v", r)
 	}
 	if r := pollux(t, "rtcache", "off", "--control", l.Socket()); r.out != "off\n" {
