@@ -397,7 +397,7 @@ func TestGatewaySteersByTheCard(t *testing.T) {
 				t.Errorf("link of worker %d: its packets come in at %d, answers at %d", l.Worker, comes, back)
 			}
 			return true
-		}); err != nil || links < 60*(round+1) || len(at) < 2 {
+		}); err != nil || links < 60*(round+1)-round*6 || len(at) < 2 { // the second round's ports, drawn by the kernel, may be some of the first's
 			t.Errorf("%d links at %v, %v", links, at, err)
 		}
 		live := Live{Rules: g.o.Rules}

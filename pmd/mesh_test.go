@@ -740,3 +740,43 @@ func BenchmarkOwner(b *testing.B) {
 }
 
 var sink uint32
+
+// TestHandingOverAllocatesNothing: a packet's way over two workers costs no allocation, in both directions, hairpins included.
+func TestHandingOverAllocatesNothing(t *testing.T) {
+	m := newMeshRig(t, meshOptions{workers: 4, silent: true, rules: func(r *nat.Rules) { r.Filtering.UDP = nat.EndpointIndependent }})
+	var frames [][2]any // port, frame
+	for i := range 64 {
+		src := host1 + packet.Addr(i)
+		frames = append(frames, [2]any{inPort, fromInside(src, 5000).UDP(nil)})
+		hairpin := fromInside(src, 5001)
+		hairpin.Dst, hairpin.DstPort = alias1, 5000
+		frames = append(frames, [2]any{inPort, hairpin.UDP(nil)})
+	}
+	at := 0
+	round := func() {
+		for range 32 {
+			f := frames[at%len(frames)]
+			m.push((at/3)%4, f[0].(int), f[1].([]byte))
+			at++
+		}
+		for work := 1; work > 0; {
+			work = 0
+			for _, w := range m.w {
+				work += w.Poll(m.now)
+			}
+		}
+	}
+	for range 50 {
+		round()
+	}
+	if n := testing.AllocsPerRun(50, round); n != 0 {
+		t.Errorf("%v allocations in a round of 32 packets", n)
+	}
+	var out uint64
+	for _, w := range m.w {
+		out += w.c.handedOut
+	}
+	if out < 1000 {
+		t.Errorf("%d packets handed over: this proves little", out)
+	}
+}
