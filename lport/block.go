@@ -37,7 +37,7 @@ const (
 
 // aliasBlocks are the blocks of one alias address.
 type aliasBlocks struct {
-	all  []block // by block index
+	all  []block `image:"-"` // by block index
 	free bitset  // by block index: not this worker's and not known to be taken
 	live int     // held and resting
 	seen uint32  // as row.seen and row.dry

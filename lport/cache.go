@@ -67,13 +67,13 @@ type caches struct {
 	met   uint64 // merged into another
 }
 
-func newCaches(n int) (t caches, err error) {
+func newCaches(n int, shared bool) (t caches, err error) {
 	log := max(bits.Len(uint(n)), 4)
 	t.shift, t.fresh = 64-uint32(log), 1
-	if t.table, err = offheap.Alloc[cache](n + 1); err != nil {
+	if t.table, err = alloc[cache](n+1, shared); err != nil {
 		return t, err
 	}
-	if t.heads, err = offheap.Alloc[uint32](1 << log); err != nil {
+	if t.heads, err = alloc[uint32](1<<log, shared); err != nil {
 		t.table.Free()
 		return t, err
 	}

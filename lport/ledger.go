@@ -33,9 +33,9 @@ type ledger struct {
 	used  int
 }
 
-func newLedger(entries int) (ledger, error) {
+func newLedger(entries int, shared bool) (ledger, error) {
 	log := max(bits.Len(uint(entries)), 4) + 1
-	t, err := offheap.Alloc[hold](1 << log)
+	t, err := alloc[hold](1<<log, shared)
 	if err != nil {
 		return ledger{}, err
 	}

@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"pollux/internal/offheap"
 )
 
 // mapped returns n zeroed values of T in memory that the garbage collector never looks at. T must hold no Go pointers.
@@ -31,4 +33,13 @@ func unmap[T any](v []T) {
 	}
 	b := unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 	_ = unix.Munmap(b) // can only fail for an address that was never mapped
+}
+
+// alloc makes a table of a size that is known at start. Shared ones are used here and there: they take pages as they are touched.
+func alloc[T any](n int, shared bool) (*offheap.Table[T], error) {
+	if !shared {
+		return offheap.Alloc[T](n)
+	}
+	t, _, err := offheap.AllocShared[T](n, false)
+	return t, err
 }

@@ -29,6 +29,7 @@ type Options struct {
 	Seed   [32]byte // (New) from the system's entropy; equal seeds and workers make equal choices
 	Hosts  int      // (New) inside hosts to keep account of, with Block or PortsPerHost; 0: 65,536
 	Links  int      // (New) uses of ports to keep account of, with PortsPerHost; 0: as Hosts
+	Shared bool     // (New) in memory that a successor process can take over
 	Caches int      // (New) most per-peer caches alive, 8.4 KiB each once used; 0: 1,024
 
 	// InUse asks whether a full link of (alias, row, port) toward the peer exists; Port 0: toward any port of that address.
@@ -43,23 +44,23 @@ type Options struct {
 // While one port in range is free (toward the peer), a request does not fail: ports are found by words of bitsets. With several
 // workers this holds as long as the port is this worker's or nobody's.
 type Space struct {
-	o       Options
+	o       Options `image:"-"`
 	low     uint32
 	high    uint32
 	share   int32 // owner bytes of a row this worker takes before it prefers those it has
 	plenty  int32 // candidates in a row that are more than enough
 	me      uint8 // this worker's owner byte
 	rng     *rand.ChaCha8
-	aliases []*aliasSpace
-	index   []aliasSlot // open-addressed, by address; a power of two
+	aliases []*aliasSpace `image:"-"`
+	index   []aliasSlot   `image:"-"` // open-addressed, by address; a power of two
 	caches  caches
 	ledger  ledger
 	blocks  blockSet
 	events  events
 	bits    uint64 // random ones not used yet
 
-	affinity    [Rows]*Affinity // preferred ports toward a peer; nil: none
-	affinityMem [Rows][]Affinity
+	affinity    [Rows]*Affinity  `image:"-"` // preferred ports toward a peer; nil: none
+	affinityMem [Rows][]Affinity `image:"-"`
 
 	half  uint32
 	stats counters
@@ -77,7 +78,7 @@ type aliasSpace struct {
 	table  *ownerTable  // the published table that own was taken from
 	own    *aliasOwners // nil while the address is not in the owner table
 	rows   [Rows]*row
-	rowMem [Rows][]row
+	rowMem [Rows][]row `image:"-"`
 	blocks aliasBlocks
 }
 
@@ -103,10 +104,10 @@ func New(o Options) (*Space, error) {
 		return nil, err
 	}
 	var err error
-	if s.caches, err = newCaches(o.Caches); err != nil {
+	if s.caches, err = newCaches(o.Caches, o.Shared); err != nil {
 		return nil, err
 	}
-	if s.ledger, err = newLedger(o.Hosts + o.Links); err != nil {
+	if s.ledger, err = newLedger(o.Hosts+o.Links, o.Shared); err != nil {
 		s.caches.close()
 		return nil, err
 	}

@@ -305,11 +305,15 @@ func TestAgainstOracle(t *testing.T) {
 				r.RedirectPort = []RedirectPort{{Proto: packet.ProtoUDP, Public: Alias{pub1, 2001}, Local: []Local{{prv1, 2000}}}}
 			}
 			o.Now = clock.Tick(rapid.Uint32().Draw(rt, "now"))
+			o.Shared = true
 		})
 		o := &oracle{rules: w.s.rules, limits: w.s.limits, now: w.now}
 		defer func() { _ = w.s.Close() }()
 		flagSets := []uint8{syn, syn | ack, ack, ack, fin | ack, rst, ack | rst}
 		for range rapid.IntRange(1, 300).Draw(rt, "steps") {
+			if rapid.IntRange(0, 49).Draw(rt, "handover") == 0 { // to another process: nobody may notice
+				w.s = handOver(t, w.s)
+			}
 			local := Local{prv1 + packet.Addr(rapid.IntRange(0, 3).Draw(rt, "host")), uint16(rapid.IntRange(2000, 2006).Draw(rt, "lport"))}
 			remote := Remote{ext1 + packet.Addr(rapid.IntRange(0, 2).Draw(rt, "remote")), uint16(rapid.IntRange(1, 3).Draw(rt, "rport"))}
 			alias := Alias{pub1, uint16(rapid.IntRange(2000, 2010).Draw(rt, "aport"))}
@@ -434,11 +438,13 @@ func TestRuleChangesAgainstOracle(t *testing.T) {
 			return rules
 		}
 		var rules []int
-		w := newWorld(t, func(o *Options) { rules = choice(&o.Rules); o.Limits.Links = 40 })
+		w := newWorld(t, func(o *Options) { rules = choice(&o.Rules); o.Limits.Links, o.Shared = 40, true })
 		defer func() { _ = w.s.Close() }()
 		flows := map[string]*flow{} // by what identifies it from outside
 		for range rapid.IntRange(1, 120).Draw(rt, "steps") {
-			switch rapid.IntRange(0, 5).Draw(rt, "what") {
+			switch rapid.IntRange(0, 6).Draw(rt, "what") {
+			case 6:
+				w.s = handOver(t, w.s)
 			case 0:
 				r := w.s.rules
 				rules = choice(&r)

@@ -102,7 +102,7 @@ func (s *Shard) setRules(r Rules, now clock.Tick, o *Options) error {
 	if o != nil {
 		s.portOpt.Worker, s.portOpt.Workers, s.portOpt.Seed = o.Worker, o.Workers, o.Seed
 		s.portOpt.PortsPerHost = o.Limits.PortsPerHost
-		s.portOpt.Hosts, s.portOpt.Links = o.Limits.Links, o.Limits.Links
+		s.portOpt.Hosts, s.portOpt.Links, s.portOpt.Shared = o.Limits.Links, o.Limits.Links, o.Shared
 		s.portOpt.InUse = s.inUse
 		s.ports, err = lport.New(s.portOpt)
 	} else {

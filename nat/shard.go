@@ -41,6 +41,9 @@ type Options struct {
 	// not cost a link. It is asked only on the miss path. nil: every source is good.
 	Reverse func(src packet.Addr, ingress uint16) bool
 
+	// Shared puts all tables into memory that a successor process can take over (Shard.Regions), which is taken at once.
+	Shared bool
+
 	// Populate takes all memory at once (Counters.Memory says how much), so that no packet pays for a page's first touch and
 	// memory that is not there is an error of New.
 	Populate bool
@@ -82,7 +85,7 @@ type Shard struct {
 	epoch8 uint8  // low byte of epoch: a line that bears another one may not stand any more
 
 	counters Counters
-	memory   memory
+	memory   memory `image:"-"`
 
 	groups   groups
 	local    index // by local endpoint: one link of each mapping
@@ -93,7 +96,7 @@ type Shard struct {
 	ours     addrTable
 	pool     []packet.Addr // Rules.Alias less what address redirects publish
 	exempt   spans
-	rules    Rules
+	rules    Rules `image:"-"`
 	limits   Limits
 	timeout  timeouts
 	ports    *lport.Space
@@ -102,13 +105,13 @@ type Shard struct {
 	private  bool         // owners is ours
 	spread   bool         // Options.FlowSteered
 	plan     *lport.Plan
-	portOpt  lport.Options
+	portOpt  lport.Options `image:"-"`
 	sideOf   func(packet.Addr) (Side, bool)
 	reverse  func(packet.Addr, uint16) bool
 	worker   int
 	steering Steering
-	common   seed // the same at all workers
-	keeper   keeper
+	common   seed   // the same at all workers
+	keeper   keeper `image:"-"`
 	random   uint64
 	failAt   clock.Tick // of the last search for a closing link to recycle that found none
 	fails    int        // and how many in that tick
@@ -119,7 +122,7 @@ type Shard struct {
 	draining bool       // no new links
 	frag     fragments
 	freed    releases
-	log      eventLog
+	log      eventLog `image:"-"`
 
 	epoch      uint32 // moves whenever rules change
 	targetBorn uint32
@@ -154,6 +157,7 @@ func New(o Options) (*Shard, error) {
 	if s.owners == nil {
 		s.owners, s.private = lport.NewOwners(nil), true
 	}
+	s.memory.shared = o.Shared
 	if err := s.allocate(n, &o); err != nil {
 		_ = s.Close()
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,7 +95,7 @@ func mapFile(size int, pages Pages) (*Region, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: a memfd of %d bytes: %w", length, err)
 	}
-	mem, err := unix.Mmap(fd, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mem, err := mapAligned(fd, length)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: map %d bytes: %w", length, err)
@@ -106,11 +107,11 @@ func mapFile(size int, pages Pages) (*Region, error) {
 
 func mapAnonymous(size int) (*Region, error) {
 	length := roundUp(size, hugePage)
-	mem, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	at, err := unix.MmapPtr(-1, 0, nil, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("offheap: map %d bytes: %w", length, err)
 	}
-	r := &Region{mem: mem, size: size, fd: -1, pages: Transparent}
+	r := &Region{mem: unsafe.Slice((*byte)(at), length), size: size, fd: -1, pages: Transparent}
 	r.advise()
 	return r, nil
 }
@@ -157,7 +158,7 @@ func (r *Region) Free() error {
 	}
 	mem := r.mem
 	r.mem, r.size = nil, 0
-	err := unix.Munmap(mem)
+	err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)))
 	if r.fd >= 0 {
 		if e := unix.Close(r.fd); err == nil {
 			err = e

@@ -17,19 +17,31 @@ type Table[T any] struct {
 // Alloc returns a zeroed table of n elements. It fails when T holds a Go pointer (the garbage collector would not see
 // what it points to) or when the memory can't be mapped.
 func Alloc[T any](n int) (*Table[T], error) {
-	t := reflect.TypeFor[T]()
-	if where := pointer(t); where != "" {
-		return nil, fmt.Errorf("offheap: %v holds a Go pointer: %s", t, where)
-	}
-	size := int(t.Size())
-	if n <= 0 || size == 0 || n > math.MaxInt/size {
-		return nil, fmt.Errorf("offheap: a table of %d elements of %d bytes can't be mapped", n, size)
-	}
-	r, err := NewRegion(n * size)
+	size, err := tableBytes[T](n)
 	if err != nil {
 		return nil, err
 	}
-	return &Table[T]{Region: r, Items: unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(r.mem))), n)}, nil
+	r, err := NewRegion(size)
+	if err != nil {
+		return nil, err
+	}
+	return tableOf[T](r, n), nil
+}
+
+func tableBytes[T any](n int) (int, error) {
+	t := reflect.TypeFor[T]()
+	if where := pointer(t); where != "" {
+		return 0, fmt.Errorf("offheap: %v holds a Go pointer: %s", t, where)
+	}
+	size := int(t.Size())
+	if n <= 0 || size == 0 || n > math.MaxInt/size {
+		return 0, fmt.Errorf("offheap: a table of %d elements of %d bytes can't be mapped", n, size)
+	}
+	return n * size, nil
+}
+
+func tableOf[T any](r *Region, n int) *Table[T] {
+	return &Table[T]{Region: r, Items: unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(r.mem))), n)}
 }
 
 // Free unmaps the table and empties Items; copies of Items must not be used any more.
