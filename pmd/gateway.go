@@ -37,6 +37,9 @@ type Gateway struct {
 	world  world  // what the kernel tells, and what follows from it
 	spread spread // how the first outside port's card spreads packets over the workers
 
+	generation  uint32        // of the next hops that flows carry; 0: nobody's before
+	kernelMarks map[mark]bool // ports of the kernel's that a predecessor marked
+
 	changing sync.Mutex // held while rules, or what follows from the world, are put in force
 	draining atomic.Bool
 
@@ -75,6 +78,7 @@ type gatewayWorker struct {
 	worker  *Worker
 	loop    *Loop
 	punter  *punter
+	counted counts      // by a predecessor
 	last    insideStats // valid once the gateway is gone
 }
 

@@ -18,7 +18,7 @@ const listenersEvery = time.Second
 
 // watchListeners marks the ports that the gateway's own sockets use on alias addresses that the kernel has.
 func (g *Gateway) watchListeners() {
-	marked := map[mark]bool{}
+	marked := g.kernelMarks
 	warned := false
 	for {
 		now, err := g.kernelPorts()

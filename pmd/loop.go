@@ -20,6 +20,8 @@ type LoopOptions struct {
 	Core       int // -1: not pinned
 	Idle       Idle
 	RTPriority int // 0: none; else the FIFO priority of the worker's thread
+
+	Begin <-chan struct{} // nil, or closed when the worker may poll
 }
 
 // Sleeper is a Port that a sleeping worker can wait for. A worker whose ports are no Sleepers is woken by its mailbox and
@@ -146,6 +148,9 @@ func (l *Loop) run(started chan<- error) {
 		return
 	}
 	started <- nil
+	if l.o.Begin != nil {
+		<-l.o.Begin
+	}
 	l.w.nat.Own()
 	l.rounds()
 }

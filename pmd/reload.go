@@ -155,7 +155,7 @@ func (g *Gateway) enforce(o *Options) error {
 	refused := make([]error, len(g.workers))
 	if err := g.together(func() {
 		if steers {
-			cards := g.steering.cards
+			cards := g.steering.cards // of the start, whatever is configured now
 			*g.steering = *NewSteering(len(g.workers), g.owners, &o.Rules, g.o.SteerFlow, g.steering.seed)
 			g.steering.cards = cards
 		}

@@ -186,7 +186,7 @@ func (g *Gateway) openRoutes() (err error) {
 	w.changed = make(chan struct{}, 1)
 	g.table, err = rtcache.New(rtcache.Options{
 		Ports: slices.Clone(w.ports), ReversePath: g.o.ReversePath, CacheOff: !g.o.RTCache, ReceiveBuffer: g.o.RouteBuffer,
-		OnPort: w.onPort, OnAddresses: w.onAddresses, OnWarning: tellWarning,
+		OnPort: w.onPort, OnAddresses: w.onAddresses, OnWarning: tellWarning, Generation: g.generation,
 	})
 	if err != nil {
 		return err
@@ -207,22 +207,12 @@ func (g *Gateway) openShards() error {
 	if err := g.dropOld(rules, aliases, want); err != nil {
 		return err
 	}
-	n := len(g.workers)
-	o := nat.Options{
-		Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, FlowSteered: g.o.SteerFlow, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
+	o, err := g.shardOptions(rules)
+	if err != nil {
+		return err
 	}
-	if _, err := rand.Read(o.Seed[:]); err != nil {
-		return fmt.Errorf("pmd: random seed: %w", err)
-	}
-	if n > 1 {
-		var seed [8]byte
-		if _, err := rand.Read(seed[:]); err != nil {
-			return fmt.Errorf("pmd: random seed: %w", err)
-		}
-		// By the rules as configured: a redirect that follows a port's address steers also while there is none.
-		g.steering = NewSteering(n, g.owners, &g.o.Rules, g.o.SteerFlow, binary.NativeEndian.Uint64(seed[:]))
+	if g.steering != nil {
 		g.steerByCard()
-		o.Steering, o.Share = g.steering, nat.NewLinkShare(g.o.Limits.Links, n)
 	}
 	mapped := uint64(0)
 	for i, w := range g.workers {
@@ -239,9 +229,30 @@ func (g *Gateway) openShards() error {
 		if err != nil {
 			return err
 		}
-		mapped += w.shard.Counters().Memory
+		mapped += w.shard.Counters().Memory - w.shard.Taken()
 	}
 	return checkMemory(g.o.Limits.Links, mapped)
+}
+
+// shardOptions says what shards are made of, but for each one's number. It makes the steering.
+func (g *Gateway) shardOptions(rules *nat.Rules) (nat.Options, error) {
+	n := len(g.workers)
+	o := nat.Options{
+		Shared: true, Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, FlowSteered: g.o.SteerFlow, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
+	}
+	if _, err := rand.Read(o.Seed[:]); err != nil {
+		return o, fmt.Errorf("pmd: random seed: %w", err)
+	}
+	if n > 1 {
+		var seed [8]byte
+		if _, err := rand.Read(seed[:]); err != nil {
+			return o, fmt.Errorf("pmd: random seed: %w", err)
+		}
+		// By the rules as configured: a redirect that follows a port's address steers also while there is none.
+		g.steering = NewSteering(n, g.owners, &g.o.Rules, g.o.SteerFlow, binary.NativeEndian.Uint64(seed[:]))
+		o.Steering, o.Share = g.steering, nat.NewLinkShare(g.o.Limits.Links, n)
+	}
+	return o, nil
 }
 
 // checkMemory refuses tables that would not fit, with the arithmetic shown. They are mapped already, but memory is only
@@ -355,6 +366,23 @@ func (g *Gateway) loadPrograms() (err error) {
 
 // startWorkers starts polling: the fill rings get their frames before the first packet can come.
 func (g *Gateway) startWorkers() error {
+	if err := g.makeWorkers(); err != nil {
+		return err
+	}
+	if err := g.runWorkers(nil); err != nil {
+		return err
+	}
+	for _, w := range g.workers {
+		// One round has passed when this returns: every fill ring is full.
+		if err := w.loop.Do(func(clock.Tick) bool { return true }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeWorkers makes them; nothing runs yet.
+func (g *Gateway) makeWorkers() error {
 	ports := g.table.Ports()
 	for k, w := range g.workers {
 		o := WorkerOptions{
@@ -374,20 +402,19 @@ func (g *Gateway) startWorkers() error {
 		}
 		w.punter.worker = w.worker
 	}
+	return nil
+}
+
+// runWorkers gives each a thread, which waits for begin to be closed before it polls; nil: it doesn't wait.
+func (g *Gateway) runWorkers(begin <-chan struct{}) error {
 	for k, w := range g.workers {
 		var err error
-		w.loop, err = StartLoop(w.worker, LoopOptions{Core: w.core, Idle: g.o.Idle, RTPriority: g.o.RTPriority})
+		w.loop, err = StartLoop(w.worker, LoopOptions{Core: w.core, Idle: g.o.Idle, RTPriority: g.o.RTPriority, Begin: begin})
 		if err != nil {
 			return err
 		}
 		if g.mesh != nil {
 			g.mesh.loops[k].Store(w.loop)
-		}
-	}
-	for _, w := range g.workers {
-		// One round has passed when this returns: every fill ring is full.
-		if err := w.loop.Do(func(clock.Tick) bool { return true }); err != nil {
-			return err
 		}
 	}
 	return nil

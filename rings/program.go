@@ -3,6 +3,7 @@ package rings
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"sync"
 
@@ -100,7 +101,10 @@ type Program struct {
 }
 
 // LoadProgram loads the program into the kernel. It is not attached yet.
-func LoadProgram(o ProgramOptions) (*Program, error) {
+func LoadProgram(o ProgramOptions) (*Program, error) { return loadProgram(o, nil) }
+
+// loadProgram is LoadProgram with maps of a predecessor's in the place of its own.
+func loadProgram(o ProgramOptions, inherited map[string]*ebpf.Map) (*Program, error) {
 	if o.Number < 0 || o.Number >= PortsMax {
 		return nil, fmt.Errorf("XDP program: port number %d: at most %d ports are possible", o.Number, PortsMax)
 	}
@@ -117,7 +121,9 @@ func LoadProgram(o ProgramOptions) (*Program, error) {
 		Counters *ebpf.Map      `ebpf:"counters"`
 		State    *ebpf.Variable `ebpf:"port_state"`
 	}
-	err = spec.LoadAndAssign(&obj, &ebpf.CollectionOptions{MapReplacements: o.Tables.maps})
+	replace := maps.Clone(o.Tables.maps)
+	maps.Copy(replace, inherited)
+	err = spec.LoadAndAssign(&obj, &ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {
 		return nil, explainBPF("XDP program", err)
 	}

@@ -17,6 +17,9 @@ type Options struct {
 	// ReceiveBuffer is the size in bytes of the netlink socket's buffer, 0: 16 MiB. Memory is taken only when used.
 	ReceiveBuffer int
 
+	// Generation is that of the first slots; 0: 1. One that follows a predecessor's Table.Generation makes its slots worthless.
+	Generation uint32
+
 	// OnPort is told a port whose MAC, MTU, primary address or state changed; OnAddresses the kernel's own addresses
 	// when they changed. Both are called from New with the first state, later from the control goroutine, which waits
 	// for them; they may call methods of Table but not Close. OnWarning is told likewise what Warnings begins to say and, with
@@ -71,6 +74,9 @@ func start(o Options, ports []Port, s source) (*Table, error) {
 	t.source = s
 	t.c.asks = s
 	t.onPort, t.onAddresses, t.onWarning = o.OnPort, o.OnAddresses, o.OnWarning
+	if o.Generation != 0 {
+		t.generation = (o.Generation-1)%generationMax + 1
+	}
 	t.SetCache(!o.CacheOff)
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -104,6 +104,13 @@ func (t *Table) SetReversePath(m ReversePathMode) {
 	t.setMode()
 }
 
+// Generation returns that of the slots that are stored now.
+func (t *Table) Generation() uint32 {
+	t.modeMu.Lock()
+	defer t.modeMu.Unlock()
+	return t.generation
+}
+
 func (t *Table) setMode() {
 	if t.cacheOff {
 		t.mode.Store(modeOff)

@@ -19,6 +19,8 @@ func commands() []*cli.Command {
 		reloadCommand(),
 		redirectCommand(),
 		drainCommand(),
+		restartCommand(),
+		succeedCommand(),
 		rtcacheCommand(),
 		pktgenCommand(),
 		perfCommand(),

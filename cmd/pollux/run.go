@@ -39,13 +39,30 @@ func runCommand() *cli.Command {
 			if err != nil {
 				return fail(statusUsage, err)
 			}
-			return serve(cfg, &service{file: c.String("config"), flags: flags.args, config: cfg}, c.App.Writer, c.App.ErrWriter)
+			return serve(cfg, &service{left: make(chan struct{}), file: c.String("config"), flags: flags.args, config: cfg}, c.App.Writer, c.App.ErrWriter)
 		},
 	}
 }
 
-// serve runs the gateway until a signal or a worker's death.
-func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
+// serve claims the sockets and runs the gateway until a signal or a worker's death.
+func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) (err error) {
+	if s.listener, err = control.Listen(controlOptions(cfg)); err != nil {
+		return fail(statusUsage, err)
+	}
+	if s.scrapes, err = listenMetrics(cfg.Control().Metrics); err != nil {
+		s.listener.Close()
+		return fail(statusUsage, err)
+	}
+	return s.run(startGateway, func(error) {
+		s.listener.Close()
+		s.scrapes.Close()
+	}, stdout, stderr)
+}
+
+// run runs the gateway that start brings up, until a signal, a worker's death, or a successor. failed is told when it does not
+// come up.
+func (s *service) run(start func(pmd.Options) (*pmd.Gateway, error), failed func(error), stdout, stderr io.Writer) error {
+	cfg := s.config
 	logs := &heldWriter{to: stderr}
 	log, flush := newLogger(logs, cfg.Messages())
 	slog.SetDefault(log)
@@ -55,36 +72,25 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP) // from the start: by default it kills
 
-	listener, err := control.Listen(controlOptions(cfg))
-	if err != nil {
-		return fail(statusUsage, err)
-	}
-	scrapes, err := listenMetrics(cfg.Control().Metrics)
-	if err != nil {
-		listener.Close()
-		return fail(statusUsage, err)
-	}
 	options := cfg.Gateway()
 	records, err := newLog(cfg, &options)
 	if err != nil {
-		listener.Close()
-		scrapes.Close()
+		failed(err)
 		return fail(statusUsage, err)
 	}
-	gateway, err := startGateway(options)
+	gateway, err := start(options)
 	if err != nil {
-		listener.Close()
-		scrapes.Close()
+		failed(err)
 		records.Close()
 		return fail(statusUsage, err)
 	}
 	s.gateway = gateway
 	records.Start()
 	exporter := newExporter(gateway, records)
-	scrapes.Serve(exporter)
+	s.scrapes.Serve(exporter)
 	more := control.CaptureHandlers(gateway, buildVersion().Version)
 	more["GET /v1/log"] = showLogHandler(records)
-	server := control.Serve(listener, gateway, control.About{
+	server := control.Serve(s.listener, gateway, control.About{
 		Version: buildVersion(), Config: s.text, Operator: s, Metrics: exporter,
 		More: more,
 	})
@@ -97,6 +103,10 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 		select {
 		case <-hangups:
 			s.hangup()
+		case <-s.left:
+			s.leave(server)
+			records.Close()
+			return nil
 		case s := <-signals:
 			slog.Info("stopping", "signal", s.String())
 			ends = true
@@ -112,7 +122,7 @@ func serve(cfg *config.Config, s *service, stdout, stderr io.Writer) error {
 		os.Exit(statusRuntime)
 	}()
 	_ = notify("STOPPING=1")
-	err = errors.Join(died, server.Close(), scrapes.Close(), gateway.Stop())
+	err = errors.Join(died, server.Close(), s.scrapes.Close(), gateway.Stop())
 	records.Close()
 	return fail(statusRuntime, err)
 }

@@ -12,6 +12,7 @@ import (
 
 	"pollux/internal/config"
 	"pollux/internal/control"
+	"pollux/internal/metrics"
 	"pollux/pmd"
 )
 
@@ -19,6 +20,10 @@ import (
 type service struct {
 	file  string       // as `run -c` named it; "" when there is none
 	flags []config.Arg // lie over whatever is loaded
+
+	listener *control.Listener // of the control socket
+	scrapes  *metrics.Server   // nil: metrics are served on the control socket alone
+	left     chan struct{}     // closed when the gateway is another process's; nil where that can't be
 
 	mu      sync.Mutex
 	gateway *pmd.Gateway

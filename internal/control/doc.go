@@ -9,6 +9,7 @@
 //	                  are apart: in "runtime", in YAML as a comment
 //	POST /v1/reload   ReloadRequest: reads the configuration again, or takes the one given; answers with ReloadResult
 //	POST /v1/redirects    {"kind", "redirect"}: adds a redirect, written as its flag is, until the next reload; DELETE takes it back
+//	POST /v1/restart  hands the gateway to a new process of the program as it is on disk now; {"pid", "gap_ns"}
 //	GET /v1/drain     {"drain": bool, "links": N}: whether new flows are turned away, and links left; PUT {"drain": bool} switches it
 //	GET /v1/workers   {"workers": [pmd.WorkerStats...]}: counters and frames by place, one entry a worker
 //	GET /v1/ports     {"ports": [pmd.PortStats...]}: one entry a network device

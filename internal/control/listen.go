@@ -55,6 +55,25 @@ func Listen(o Options) (*Listener, error) {
 	return &Listener{ln: ln, path: o.Path}, nil
 }
 
+// Adopt takes over the socket that a predecessor listens on. f is closed.
+func Adopt(f *os.File, path string) (*Listener, error) {
+	defer f.Close()
+	ln, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("control.socket %s: the predecessor's: %w", path, reasonOf(err))
+	}
+	u, ok := ln.(*net.UnixListener)
+	if !ok {
+		ln.Close()
+		return nil, fmt.Errorf("control.socket %s: the predecessor's is none", path)
+	}
+	u.SetUnlinkOnClose(false)
+	return &Listener{ln: u, path: path}, nil
+}
+
+// File returns a copy of the listening socket, for a successor.
+func (l *Listener) File() (*os.File, error) { return l.ln.File() }
+
 // publish gives the socket its rights and then its name; link fails when somebody else took the name meanwhile.
 func publish(private, path string, mode os.FileMode, gid int) error {
 	if err := os.Chown(private, -1, gid); err != nil {

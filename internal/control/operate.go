@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"pollux/internal/config"
 	"pollux/pmd"
@@ -19,6 +20,13 @@ type Operator interface {
 	DelRedirect(config.Redirect) error
 	Drain(on bool) error
 	Draining() bool
+	Restart() (Restarted, error)
+}
+
+// Restarted is the answer to POST /v1/restart.
+type Restarted struct {
+	PID int           `json:"pid"`    // of the process that runs the gateway now
+	Gap time.Duration `json:"gap_ns"` // for so long no worker polled
 }
 
 // ReloadRequest is the body of POST /v1/reload.
@@ -78,6 +86,18 @@ func (a *api) operate(mux *http.ServeMux) {
 			reply(w, body)
 		})
 	}
+	mux.HandleFunc("POST /v1/restart", func(w http.ResponseWriter, r *http.Request) {
+		if !a.operable(w) {
+			return
+		}
+		result, err := a.about.Operator.Restart()
+		if err != nil {
+			refuse(w, http.StatusConflict, err)
+			return
+		}
+		w.Header().Set("Connection", "close") // the next request is the new process's
+		reply(w, result)
+	})
 	mux.HandleFunc("GET /v1/drain", func(w http.ResponseWriter, r *http.Request) {
 		if a.operable(w) {
 			a.replyDrain(w)
@@ -145,6 +165,12 @@ func (c *Client) AddRedirect(ctx context.Context, r config.Redirect) error {
 
 func (c *Client) DelRedirect(ctx context.Context, r config.Redirect) error {
 	return c.send(ctx, http.MethodDelete, "/v1/redirects", r, nil)
+}
+
+// Restart has the gateway hand itself to a new process.
+func (c *Client) Restart(ctx context.Context) (out Restarted, err error) {
+	err = c.send(ctx, http.MethodPost, "/v1/restart", nil, &out)
+	return out, err
 }
 
 // Drain turns draining on or off; with nil it only asks.

@@ -43,6 +43,9 @@ func cores(set *unix.CPUSet) []int {
 // Pin confines the calling thread to one core.
 func Pin(core int) error { return confine(0, []int{core}) }
 
+// PinTo confines the calling thread to some cores.
+func PinTo(list []int) error { return confine(0, list) }
+
 // ConfineProcess confines every thread that the process has now to some cores; threads made later inherit that from the
 // thread that makes them. Threads that shall run elsewhere are pinned afterwards.
 func ConfineProcess(list []int) error {

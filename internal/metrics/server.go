@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 )
@@ -38,6 +39,25 @@ func Listen(at netip.AddrPort) (*Server, error) {
 		return nil, fmt.Errorf("control.metrics %s: %w: %s", at, err, what)
 	}
 	return &Server{ln: ln, done: make(chan struct{})}, nil
+}
+
+// Adopt takes over the socket that a predecessor listens on. f is closed.
+func Adopt(f *os.File) (*Server, error) {
+	defer f.Close()
+	ln, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("control.metrics: the predecessor's socket: %w", err)
+	}
+	return &Server{ln: ln, done: make(chan struct{})}, nil
+}
+
+// File returns a copy of the listening socket, for a successor.
+func (s *Server) File() (*os.File, error) {
+	l, ok := s.ln.(*net.TCPListener)
+	if !ok {
+		return nil, errors.New("control.metrics: no TCP socket")
+	}
+	return l.File()
 }
 
 // Addr returns where it listens.

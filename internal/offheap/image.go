@@ -111,6 +111,9 @@ type Decoder struct {
 // NewDecoder reads an image over the same regions, in the same order. buf is not kept.
 func NewDecoder(buf []byte, regions []*Region) *Decoder { return &Decoder{buf, regions} }
 
+// Over goes on over other regions.
+func (d *Decoder) Over(regions []*Region) { d.regions = regions }
+
 var errShort = errors.New("offheap: the image is cut off")
 
 // Read fills in what v points to, but for what an image does not hold.
