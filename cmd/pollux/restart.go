@@ -77,8 +77,10 @@ func (s *service) Restart() (out control.Restarted, err error) {
 		_ = child.Wait()
 	}
 	tell(reloading())
+	s.listener.Pause() // who connects from now on is the successor's
 	gap, err := s.gateway.HandOver(courier, app, fds, abort)
 	if err != nil {
+		s.listener.Resume()
 		tell("READY=1")
 		return out, fmt.Errorf("restart: %w", err)
 	}

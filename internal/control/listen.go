@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -26,7 +27,50 @@ type Options struct {
 type Listener struct {
 	ln   *net.UnixListener
 	path string
+
+	mu     sync.Mutex
+	paused chan struct{} // closed when it is over; nil: connections are accepted
 }
+
+// Pause accepts no connection until Resume; who connects waits. So a successor gets all who come while it takes over.
+func (l *Listener) Pause() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.paused == nil {
+		l.paused = make(chan struct{})
+		_ = l.ln.SetDeadline(time.Unix(1, 0)) // wakes Accept
+	}
+}
+
+// Resume ends Pause.
+func (l *Listener) Resume() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.paused != nil {
+		_ = l.ln.SetDeadline(time.Time{})
+		close(l.paused)
+		l.paused = nil
+	}
+}
+
+// Accept is net.Listener's.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.ln.Accept()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return c, err
+		}
+		l.mu.Lock()
+		paused := l.paused
+		l.mu.Unlock()
+		if paused != nil {
+			<-paused
+		}
+	}
+}
+
+// Addr is net.Listener's.
+func (l *Listener) Addr() net.Addr { return l.ln.Addr() }
 
 // Listen claims the socket: a file left behind by a process that is gone is removed, one that somebody listens on is an
 // error that names who. The socket appears at its path with its mode and group already set.
@@ -88,6 +132,7 @@ func publish(private, path string, mode os.FileMode, gid int) error {
 // Close gives the socket up. The file is removed unless somebody else listens there by now.
 func (l *Listener) Close() error {
 	err := l.ln.Close()
+	l.Resume() // Accept finds it closed
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}

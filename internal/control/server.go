@@ -68,7 +68,7 @@ func Serve(l *Listener, g Gateway, about About) *Server {
 	}
 	go func() {
 		defer close(s.done)
-		_ = s.http.Serve(l.ln) // ends by Close alone
+		_ = s.http.Serve(l) // ends by Close alone
 	}()
 	return s
 }
