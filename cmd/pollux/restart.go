@@ -61,7 +61,13 @@ func (s *service) Restart() (out control.Restarted, err error) {
 			return out, fmt.Errorf("restart: %w", err)
 		}
 		defer f.Close()
-		fds = append(fds, int(f.Fd()))
+		raw, err := f.SyscallConn() // File.Fd would make the listener block, for both processes
+		if err != nil {
+			return out, fmt.Errorf("restart: %w", err)
+		}
+		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+			return out, fmt.Errorf("restart: %w", err)
+		}
 	}
 	app, err := json.Marshal(will)
 	if err != nil {
