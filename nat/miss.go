@@ -249,7 +249,7 @@ func (s *Shard) somebody(a Alias, n *newLink, now clock.Tick) bool {
 
 // redirect returns the rule that lets an inbound packet in whatever deny_incoming says, 0 if there is none.
 func (s *Shard) redirect(a Alias, proto uint8, request bool, r Remote, now clock.Tick) uint32 {
-	dflt := a.Addr == s.defaultAlias()
+	dflt := s.table.follow > 0 && a.Addr == s.defaultAlias()
 	if proto != packet.ProtoICMP || request {
 		if at := s.table.matchIn(a, proto, r, now); at != 0 {
 			return at
@@ -269,7 +269,7 @@ func (s *Shard) redirect(a Alias, proto uint8, request bool, r Remote, now clock
 // addrRule returns the address rule of a public address, 0 if there is none.
 func (s *Shard) addrRule(a packet.Addr) uint32 {
 	at := s.table.addrIn(a)
-	if at == 0 && a == s.defaultAlias() {
+	if at == 0 && s.table.follow > 0 && a == s.defaultAlias() {
 		at = s.table.addrIn(0)
 	}
 	return at

@@ -80,6 +80,7 @@ type rules struct {
 	in, out index
 	ports   [classes]int // how many port rules a class has
 	addrs   int
+	follow  int // how many rules follow the default alias address
 	serial  uint32
 	oneShot int        // how many rules can end by themselves
 	death   clock.Tick // not later than the first of their ends
@@ -153,6 +154,9 @@ func (x *rules) add(r rule) uint32 {
 		x.ports[r.class]++
 	} else {
 		x.addrs++
+	}
+	if r.public.Addr == 0 {
+		x.follow++
 	}
 	if r.oneShot {
 		x.mortal(r.death)
@@ -245,6 +249,9 @@ func (x *rules) remove(at uint32) {
 	} else {
 		x.addrs--
 	}
+	if r.public.Addr == 0 {
+		x.follow--
+	}
 	if r.oneShot {
 		x.oneShot--
 	}
@@ -268,8 +275,7 @@ func (x *rules) matchIn(a Alias, proto uint8, r Remote, now clock.Tick) uint32 {
 		if x.ports[c] == 0 {
 			continue
 		}
-		want := rule{kind: rulePort, class: c, proto: proto, public: a, remote: c.narrow(r)}
-		for at := x.findIn(x.inHash(&want), &want); at != 0; at = x.list[at].nextIn {
+		for at := x.firstIn(rulePort, c, proto, a, c.narrow(r)); at != 0; at = x.list[at].nextIn {
 			if x.alive(at, now) {
 				return at
 			}
@@ -308,8 +314,22 @@ func (x *rules) addrIn(a packet.Addr) uint32 {
 	if x.addrs == 0 {
 		return 0
 	}
-	want := rule{kind: ruleAddr, class: classAny, public: Alias{Addr: a}}
-	return x.findIn(x.inHash(&want), &want)
+	return x.firstIn(ruleAddr, classAny, 0, Alias{Addr: a}, Remote{})
+}
+
+// firstIn returns the newest rule with a public key. A rule is large: findIn, which has one to compare with, is for rule changes.
+func (x *rules) firstIn(k ruleKind, c class, proto uint8, a Alias, r Remote) uint32 {
+	h := x.ruleHash(k, c, proto, a.Addr, a.Port, r)
+	for i := x.in.home(h); x.in.slots[i] != 0; i = x.in.next(i) {
+		if uint32(x.in.slots[i]>>32) != h {
+			continue
+		}
+		at := uint32(x.in.slots[i])
+		if q := &x.list[at]; q.kind == k && q.class == c && q.proto == proto && q.public == a && q.remote == r {
+			return at
+		}
+	}
+	return 0
 }
 
 func (x *rules) addrOut(l packet.Addr) uint32 {

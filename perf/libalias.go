@@ -111,7 +111,7 @@ func MeasureLibalias(o LibaliasOptions) (*Libalias, error) {
 
 func (l *libalias) run() (err error) {
 	links := max(1<<16, int(min(l.MaxSeconds, 60)*500_000)) // more than can be made before they expire
-	l.w, err = newWorld(worldOptions{limits: nat.Limits{Links: links}, rules: func(n *nat.Rules) {
+	l.w, err = newWorld(worldOptions{limits: nat.Limits{Links: links}, populate: true, rules: func(n *nat.Rules) {
 		n.Timeouts.UDP = 60 * time.Second
 		for range l.RedirSize {
 			n.RedirectPort = append(n.RedirectPort, nat.RedirectPort{

@@ -42,6 +42,8 @@ type worldOptions struct {
 	routes []rtcache.StaticRoute
 	flows  flows
 	tcp    bool
+
+	populate bool // take the memory for links first, as a gateway does whose workers spin
 }
 
 // frames are those that are not the worker's at the moment: the one that was given back first is filled first. There are so
@@ -146,7 +148,7 @@ func newWorld(o worldOptions) (w *world, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if w.shard, err = nat.New(nat.Options{Rules: rules, Limits: o.limits, Workers: 1, Seed: [32]byte{7}, SideOf: pmd.SideOf(w.table), Reverse: pmd.Reverse(w.table), Now: w.now}); err != nil {
+	if w.shard, err = nat.New(nat.Options{Rules: rules, Limits: o.limits, Workers: 1, Seed: [32]byte{7}, SideOf: pmd.SideOf(w.table), Reverse: pmd.Reverse(w.table), Populate: o.populate, Now: w.now}); err != nil {
 		return nil, err
 	}
 	w.writer = writer{umem: w.umem, tcp: o.tcp, flags: packet.TCPAck}
@@ -222,7 +224,8 @@ func (w *world) take(port, n int, f func([]nat.Packet)) {
 
 // parse is the worker's second stage.
 func parse(b []nat.Packet) {
-	for i := range b {
+	const unicast = 1
+	for i := nat.Parse(b, 0, unicast); i < len(b); i++ {
 		packet.Parse(b[i].Data, &b[i].H)
 	}
 }
