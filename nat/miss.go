@@ -104,7 +104,8 @@ func (s *Shard) known(p *Packet, n uint32, now clock.Tick) {
 func (s *Shard) outbound(p *Packet, t tuple, now clock.Tick) {
 	h := &p.H
 	local, remote := Local{h.Src, t.sport()}, Remote{h.Dst, t.dport()}
-	n := newLink{local: local, remote: remote, proto: h.Proto, request: t.request()}
+	var n newLink // filled field by field: a literal would be made apart and copied, and the copy waits for its stores
+	n.local, n.remote, n.proto, n.request = local, remote, h.Proto, t.request()
 	if h.Kind == packet.KindICMPQuery {
 		n.remote.Port = 0
 	}
@@ -291,10 +292,9 @@ func (s *Shard) inbound(p *Packet, t tuple, now clock.Tick) {
 	if h.Kind == packet.KindICMPQuery {
 		remote.Port = 0
 	}
-	n := newLink{alias: alias, remote: remote, proto: h.Proto, request: !t.request(), flags: flagInbound}
-	if h.Kind != packet.KindICMPQuery {
-		n.request = false
-	}
+	var n newLink // see outbound
+	n.alias, n.remote, n.proto, n.flags = alias, remote, h.Proto, flagInbound
+	n.request = h.Kind == packet.KindICMPQuery && !t.request()
 	if p.Hairpin {
 		n.flags |= flagHairpin // the answers go round too
 	}

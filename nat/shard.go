@@ -250,7 +250,12 @@ func (s *Shard) isKernel(a packet.Addr) bool {
 // at, or less. It is called once per poll round, packets or not.
 func (s *Shard) Advance(now clock.Tick, budget int) (work int) {
 	s.now = now
+	near := 0 // how many of those that are due next are touched
 	for work < budget {
+		if near == 0 {
+			near = s.touchDue(now)
+		}
+		near--
 		id := s.closing.due(now)
 		if id == 0 {
 			if id = s.main.due(now); id == 0 {
@@ -258,9 +263,6 @@ func (s *Shard) Advance(now clock.Tick, budget int) (work int) {
 			}
 		}
 		work++
-		if _, next := s.main.first(); next != 0 {
-			s.prefetch(next)
-		}
 		if s.expired(id, now) {
 			s.counters.Expired++
 			s.unlink(id, now)
