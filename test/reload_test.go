@@ -79,9 +79,8 @@ func published(public string, local int) string {
 
 // streams run through the gateway both ways while it is changed; none of their datagrams may get lost.
 type streams struct {
-	t        *testing.T
-	out, in  *lab.Stream
-	in0, in1 int
+	t       *testing.T
+	out, in *lab.Stream
 }
 
 func startStreams(t *testing.T, l *lab.Lab, public string, local uint16) *streams {
