@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"unsafe"
 
 	"pollux/internal/offheap"
 	"pollux/internal/packet"
@@ -18,6 +19,23 @@ func Layout() uint64 { return offheap.Fingerprint(Space{}, row{}, block{}, cache
 // Regions returns the tables, in an order that is always the same.
 func (s *Space) Regions() []*offheap.Region {
 	return []*offheap.Region{s.caches.table.Region, s.caches.heads.Region, s.ledger.table.Region}
+}
+
+// ImageBytes is about how large an image is now.
+func (s *Space) ImageBytes() int {
+	n := 1<<16 + len(s.events.ring)*int(unsafe.Sizeof(BlockEvent{}))
+	for _, a := range s.aliases {
+		if a == nil {
+			continue
+		}
+		n += len(a.blocks.all)*int(unsafe.Sizeof(block{})) + int(unsafe.Sizeof(*a))
+		for _, r := range a.rows {
+			if r != nil {
+				n += int(unsafe.Sizeof(*r))
+			}
+		}
+	}
+	return n
 }
 
 // Freeze writes an image. The Space must not be used afterwards, unless the successor does not come about.

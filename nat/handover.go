@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"unsafe"
 
 	"pollux/internal/offheap"
 	"pollux/lport"
@@ -34,6 +35,12 @@ func (s *Shard) Regions() (all []*offheap.Region, ports int, err error) {
 // Taken returns how many bytes of the memory that Counters tells have their pages already.
 func (s *Shard) Taken() uint64 { return s.memory.taken }
 
+// ImageBytes is about how large an image is now.
+func (s *Shard) ImageBytes() int {
+	return int(unsafe.Sizeof(*s)) + len(s.table.list)*int(unsafe.Sizeof(rule{})+unsafe.Sizeof(Local{})) + 8*(len(s.table.in.slots)+len(s.table.out.slots)) +
+		len(s.ours.slots)*int(unsafe.Sizeof(ours{})) + 4*len(s.pool) + len(s.freed.ring)*int(unsafe.Sizeof(Released{})) + s.ports.ImageBytes()
+}
+
 // Freeze writes an image. The shard must not be used afterwards, unless the successor does not come about.
 func (s *Shard) Freeze(e *offheap.Encoder) error {
 	if err := e.Write(s); err != nil {
@@ -49,17 +56,20 @@ func (s *Shard) Freeze(e *offheap.Encoder) error {
 	return s.ports.Freeze(e)
 }
 
-// Thaw makes the shard of an image: o is as for New of the predecessor, with the rules that it had; regions are those that
-// Regions told. Their memory is the shard's own then. Only o.Now may differ.
-func Thaw(o Options, regions []*offheap.Region, ports int, d *offheap.Decoder) (*Shard, error) {
+// Heir returns a shard that is nothing yet: Thaw makes it one.
+func Heir() *Shard { return new(Shard) }
+
+// Thaw makes an heir the shard of an image: o is as for New of the predecessor, with the rules that it had; regions are those
+// that Regions told. Their memory is the shard's own then. Only o.Now may differ.
+func (s *Shard) Thaw(o Options, regions []*offheap.Region, ports int, d *offheap.Decoder) error {
 	if ports > len(regions) {
-		return nil, errors.New("nat: tables are missing")
+		return errors.New("nat: tables are missing")
 	}
 	plan, err := newPlan(&o.Rules)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := &Shard{rules: o.Rules, plan: plan, owners: o.Owners, sideOf: o.SideOf, reverse: o.Reverse, steering: o.Steering}
+	s.rules, s.plan, s.owners, s.sideOf, s.reverse, s.steering = o.Rules, plan, o.Owners, o.SideOf, o.Reverse, o.Steering
 	s.memory.shared = true
 	own := regions[:len(regions)-ports]
 	for _, r := range own {
@@ -72,21 +82,21 @@ func Thaw(o Options, regions []*offheap.Region, ports int, d *offheap.Decoder) (
 	s.table = newRules(&s.seed, &s.common)
 	s.log.init(o.Events)
 	if err := d.Read(s); err != nil {
-		return nil, fmt.Errorf("nat: a predecessor's shard: %w", err)
+		return fmt.Errorf("nat: a predecessor's shard: %w", err)
 	}
 	left := int64(0)
 	if err := d.Read(&left); err != nil {
-		return nil, err
+		return err
 	}
 	if s.share != nil {
 		s.share.left.Store(left)
 	}
 	if s.worker != o.Worker || !reflect.DeepEqual(s.limits, o.Limits) || s.spread != o.FlowSteered {
-		return nil, fmt.Errorf("nat: a predecessor's shard is worker %d's with other limits", s.worker)
+		return fmt.Errorf("nat: a predecessor's shard is worker %d's with other limits", s.worker)
 	}
 	s.portOpt = lport.Options{Owners: s.owners, Worker: o.Worker, Workers: o.Workers, Seed: o.Seed, PortsPerHost: o.Limits.PortsPerHost,
 		Hosts: o.Limits.Links, Links: o.Limits.Links, Shared: true, InUse: s.inUse, Now: o.Now}
 	portOptions(&s.portOpt, &s.rules, plan)
 	s.ports, err = lport.Thaw(s.portOpt, regions[len(own):], d)
-	return s, err
+	return err
 }

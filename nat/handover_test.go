@@ -32,7 +32,8 @@ func handOver(t testing.TB, s *Shard) *Shard {
 		adopted = append(adopted, a)
 	}
 	d := offheap.NewDecoder(e.Bytes(), adopted)
-	next, err := Thaw(Options{Rules: s.rules, Limits: s.limits, Worker: s.worker, Workers: s.portOpt.Workers, Owners: s.owners, Seed: s.portOpt.Seed,
+	next := Heir()
+	err = next.Thaw(Options{Rules: s.rules, Limits: s.limits, Worker: s.worker, Workers: s.portOpt.Workers, Owners: s.owners, Seed: s.portOpt.Seed,
 		Steering: s.steering, Share: s.share, FlowSteered: s.spread, SideOf: s.sideOf, Reverse: s.reverse, Now: s.now}, adopted, ports, d)
 	if err != nil {
 		t.Fatal(err)

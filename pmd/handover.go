@@ -48,6 +48,7 @@ type manifest struct {
 	Mode          rings.Mode
 	Each          int // frames of a worker
 	UMEM          rings.UMEMInfo
+	Image         offheap.RegionInfo // room for it
 	Shards        []shardInfo
 	Sockets       [][]rings.SocketInfo // by worker and port
 	Tables        rings.TablesInfo
@@ -88,11 +89,18 @@ func (g *Gateway) HandOver(c *Courier, app []byte, files []int, abort func()) (g
 	if err := g.swept(); err != nil { // rules that the successor is told are in force
 		return 0, err
 	}
+	room, err := g.imageRoom()
+	if err != nil {
+		abort()
+		return 0, err
+	}
+	defer room.Free()
 	m, fds, err := g.describe()
 	if err != nil {
 		abort()
 		return 0, err
 	}
+	m.Image, fds = room.Info(), append(fds, room.FD())
 	m.App, m.Files, m.Descriptors = app, len(files), len(fds)+len(files)
 	var a answer
 	for _, step := range []func() error{
@@ -116,11 +124,14 @@ func (g *Gateway) HandOver(c *Courier, app []byte, files []int, abort func()) (g
 	}
 	stopped := time.Now()
 	err = func() error {
-		image, err := g.freeze()
+		image, err := g.freeze(room.Bytes()[:0])
 		if err != nil {
 			return err
 		}
-		if err := c.sendBytes(image); err != nil {
+		if len(image) > len(room.Bytes()) {
+			return errors.New("the state outgrew its room meanwhile; try again")
+		}
+		if err := c.send(len(image)); err != nil {
 			return err
 		}
 		if err := c.expect(&a, commitWithin); err != nil {
@@ -141,6 +152,24 @@ func (g *Gateway) HandOver(c *Courier, app []byte, files []int, abort func()) (g
 		gap = a.Gap
 	}
 	return gap, nil
+}
+
+// imageRoom maps memory that the image will fit, with all its pages: taking some while nobody forwards would take time.
+func (g *Gateway) imageRoom() (*offheap.Region, error) {
+	n := 1 << 20
+	for _, w := range g.workers {
+		if err := w.loop.Do(func(clock.Tick) bool {
+			n += w.shard.ImageBytes() + 8*g.frames + len(w.sockets)*(g.frames+1<<10)
+			return true
+		}); err != nil {
+			return nil, err
+		}
+	}
+	r, _, err := offheap.NewShared(n+n/4, false)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.Populate()
 }
 
 // describe lists everything that a successor needs, and its descriptors.
@@ -263,15 +292,15 @@ func (w *Worker) dropWaiting() {
 }
 
 // freeze writes what only this process knows: time of the stop, and of each worker its shard, pool, sockets and counters.
-func (g *Gateway) freeze() ([]byte, error) {
+func (g *Gateway) freeze(image []byte) ([]byte, error) {
 	stop := monotonicNanos()
-	var image []byte
 	for k, w := range g.workers {
 		regions, _, err := w.shard.Regions()
 		if err != nil {
 			return nil, err
 		}
 		e := offheap.NewEncoder(regions)
+		e.Into(image)
 		if k == 0 {
 			if err := e.Write(&stop); err != nil {
 				return nil, err
@@ -291,7 +320,7 @@ func (g *Gateway) freeze() ([]byte, error) {
 		if err := e.Write(&w.worker.c); err != nil {
 			return nil, err
 		}
-		image = append(image, e.Bytes()...)
+		image = e.Bytes()
 	}
 	return image, nil
 }

@@ -55,15 +55,14 @@ func TestHandOverThatFails(t *testing.T) {
 		}
 		return h
 	}
-	image := func(c *Courier) []byte {
+	image := func(c *Courier) {
 		if err := c.send(answer{}); err != nil {
 			t.Error(err)
 		}
-		b, err := c.receiveBytes()
-		if err != nil {
-			t.Error(err)
+		n := 0
+		if err := c.receive(&n); err != nil || n == 0 {
+			t.Error(n, err)
 		}
-		return b
 	}
 	for _, way := range []struct {
 		name string
@@ -130,7 +129,7 @@ func TestThawRefusesGarbage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var image []byte
-	if err := g.workers[0].loop.Do(func(clock.Tick) bool { image, err = g.freeze(); return true }); err != nil || len(image) == 0 {
+	if err := g.workers[0].loop.Do(func(clock.Tick) bool { image, err = g.freeze(nil); return true }); err != nil || len(image) == 0 {
 		t.Fatal(err)
 	}
 	for _, n := range []int{0, 7, 100, 5000, len(image) / 2, len(image) - 1} {
@@ -139,6 +138,13 @@ func TestThawRefusesGarbage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		room, err := g.imageRoom()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer room.Free()
+		copy(room.Bytes(), image)
+		m.Image, fds = room.Info(), append(fds, room.FD())
 		m.Descriptors = len(fds)
 		go func() {
 			_ = old.send(m)
@@ -147,7 +153,7 @@ func TestThawRefusesGarbage(t *testing.T) {
 			if err := old.expect(&a, readyWithin); err != nil || a.Error != "" {
 				t.Errorf("not ready: %v, %s", err, a.Error)
 			}
-			_ = old.sendBytes(image[:n])
+			_ = old.send(n)
 		}()
 		err = l.Gateway.Do(func() error {
 			h, err := Inherit(new)

@@ -22,8 +22,10 @@ type Inheritance struct {
 	c     *Courier
 	m     manifest
 	fds   []int
-	App   []byte     // what the predecessor's application sent
-	Files []*os.File // likewise
+	image *offheap.Region
+	o     nat.Options // of its shards
+	App   []byte      // what the predecessor's application sent
+	Files []*os.File  // likewise
 }
 
 // Inherit receives a predecessor's offer.
@@ -88,24 +90,26 @@ func (h *Inheritance) take(g *Gateway) error {
 		func() error { return h.published(g) },
 		func() error { return h.programs(g) },
 		func() (err error) { regions, err = h.regions(g); return err },
+		func() error { return h.heirs(g) },
 		func() error { return h.c.send(answer{}) },
 	} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	image, err := h.c.receiveBytes()
-	if err != nil {
+	n := 0
+	if err := h.c.receive(&n); err != nil {
 		return fmt.Errorf("pmd: the predecessor's state: %w", err)
 	}
-	stopped, err := h.thaw(g, image, regions)
+	if n < 0 || n > len(h.image.Bytes()) {
+		return errors.New("pmd: the predecessor's state is larger than its room")
+	}
+	stopped, err := h.thaw(g, h.image.Bytes()[:n], regions)
 	if err != nil {
 		return err
 	}
+	defer h.image.Free()
 	begin := make(chan struct{})
-	if err := g.makeWorkers(); err != nil {
-		return err
-	}
 	for _, w := range g.workers {
 		w.inherit()
 	}
@@ -262,11 +266,21 @@ func (h *Inheritance) regions(g *Gateway) (all [][]*offheap.Region, err error) {
 	return all, nil
 }
 
-// thaw makes the shards, pools and sockets.
-func (h *Inheritance) thaw(g *Gateway, image []byte, regions [][]*offheap.Region) (stopped int64, err error) {
-	o, err := g.shardOptions(&h.m.Rules)
+// heirs makes workers with shards that are nothing yet, and maps the room for the image.
+func (h *Inheritance) heirs(g *Gateway) (err error) {
+	fds, err := h.next(1)
 	if err != nil {
-		return 0, err
+		return err
+	}
+	if h.image, err = offheap.Adopt(fds[0], h.m.Image); err != nil {
+		return err
+	}
+	if err := h.image.Populate(); err != nil {
+		return err
+	}
+	h.o, err = g.shardOptions(&h.m.Rules)
+	if err != nil {
+		return err
 	}
 	if g.steering != nil {
 		*g.steering = *NewSteering(len(g.workers), g.owners, &g.o.Rules, g.o.SteerFlow, h.m.Steering)
@@ -277,22 +291,30 @@ func (h *Inheritance) thaw(g *Gateway, image []byte, regions [][]*offheap.Region
 			}
 			c := new(cardSteering)
 			if err := offheap.NewDecoder(b, nil).Read(c); err != nil {
-				return 0, err
+				return err
 			}
 			g.steering.cards[k] = c
 		}
 	}
+	for _, w := range g.workers {
+		w.shard = nat.Heir()
+	}
+	return g.makeWorkers()
+}
+
+// thaw makes the shards, pools and sockets.
+func (h *Inheritance) thaw(g *Gateway, image []byte, regions [][]*offheap.Region) (stopped int64, err error) {
 	d := offheap.NewDecoder(image, nil)
 	if err := d.Read(&stopped); err != nil {
 		return 0, err
 	}
 	for k, w := range g.workers {
 		d.Over(regions[k])
-		o.Worker = k
+		h.o.Worker = k
 		if len(g.o.Events) > 0 {
-			o.Events = g.o.Events[k]
+			h.o.Events = g.o.Events[k]
 		}
-		if w.shard, err = nat.Thaw(o, regions[k], h.m.Shards[k].Ports, d); err != nil {
+		if err := w.shard.Thaw(h.o, regions[k], h.m.Shards[k].Ports, d); err != nil {
 			return 0, err
 		}
 		if err := w.pool.Thaw(d); err != nil {

@@ -25,6 +25,9 @@ type Encoder struct {
 // NewEncoder writes images of what lies in these regions.
 func NewEncoder(regions []*Region) *Encoder { return &Encoder{regions: regions} }
 
+// Into continues what was written in buf, within whose capacity no memory is taken; Bytes then returns all of it.
+func (e *Encoder) Into(buf []byte) { e.buf = buf }
+
 // Bytes returns what was written.
 func (e *Encoder) Bytes() []byte { return e.buf }
 
