@@ -165,7 +165,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	printed := pollux(t, "check", "-c", ok, "--limits-links", "77", "--print")
-	if printed.status != 0 || !strings.Contains(printed.out, "links: 77,") || !strings.Contains(printed.out, "10.0.0.3:5353") {
+	if printed.status != 0 || !strings.Contains(printed.out, "links: 77\n") || !strings.Contains(printed.out, "10.0.0.3:5353") {
 		t.Errorf("%+v", printed)
 	}
 	again := pollux(t, "check", "-c", file(t, "again.yaml", printed.out), "--print")
