@@ -12,17 +12,18 @@ type memory struct {
 	regions []*offheap.Region
 	bytes   uint64
 	shared  bool   // a successor process may take it over
+	byUse   bool   // shared, and not to take memory at once
 	taken   uint64 // of bytes: have their pages already
 	private bool   // shared, but some table came out in memory that no other process can have
 }
 
-// table maps room for n records. Shared ones take their memory at once, as long as the machine has it.
+// table maps room for n records. Shared ones take their memory at once, as long as the machine has it and nobody asked for the contrary.
 func table[T any](m *memory, n int) ([]T, error) {
 	var t *offheap.Table[T]
 	var x T
 	var err error
 	if size := uint64(n) * uint64(unsafe.Sizeof(x)); m.shared {
-		ok, dense := false, offheap.Available() > size+size/4
+		ok, dense := false, !m.byUse && offheap.Available() > size+size/4
 		if t, ok, err = offheap.AllocShared[T](n, dense); err == nil {
 			m.private = m.private || !ok
 			if ok && dense && t.Pages() != offheap.Small {

@@ -42,7 +42,8 @@ type Options struct {
 	Reverse func(src packet.Addr, ingress uint16) bool
 
 	// Shared puts all tables into memory that a successor process can take over (Shard.Regions), which is taken at once.
-	Shared bool
+	// With ByUse that memory is small pages, each taken when it is first touched.
+	Shared, ByUse bool
 
 	// Populate takes all memory at once (Counters.Memory says how much), so that no packet pays for a page's first touch and
 	// memory that is not there is an error of New.
@@ -157,7 +158,7 @@ func New(o Options) (*Shard, error) {
 	if s.owners == nil {
 		s.owners, s.private = lport.NewOwners(nil), true
 	}
-	s.memory.shared = o.Shared
+	s.memory.shared, s.memory.byUse = o.Shared, o.ByUse
 	if err := s.allocate(n, &o); err != nil {
 		_ = s.Close()
 		return nil, err

@@ -238,7 +238,7 @@ func (g *Gateway) openShards() error {
 func (g *Gateway) shardOptions(rules *nat.Rules) (nat.Options, error) {
 	n := len(g.workers)
 	o := nat.Options{
-		Shared: true, Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, FlowSteered: g.o.SteerFlow, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
+		Shared: true, ByUse: !g.o.Populate, Rules: *rules, Limits: nat.WorkerLimits(g.o.Limits, n), Workers: n, FlowSteered: g.o.SteerFlow, Owners: g.owners, SideOf: SideOf(g.table), Reverse: Reverse(g.table), Now: monotonicTick(),
 	}
 	if _, err := rand.Read(o.Seed[:]); err != nil {
 		return o, fmt.Errorf("pmd: random seed: %w", err)
