@@ -77,11 +77,15 @@ func explainCommand() *cli.Command {
 
 // flagsFirst lets the commands that take words have their flags behind them too.
 func flagsFirst(args []string) []string {
-	if len(args) < 2 || args[1] != "explain" && args[1] != "who-had" {
+	if len(args) < 2 {
+		return args
+	}
+	names := map[string]int{"explain": 2, "who-had": 2, "redirect": 4}[args[1]] // words of the command's name, the program's included
+	if names == 0 || len(args) < names {
 		return args
 	}
 	var flags, words []string
-	for i := 2; i < len(args); i++ {
+	for i := names; i < len(args); i++ {
 		a := args[i]
 		if !strings.HasPrefix(a, "-") || a == "-" || a == "->" {
 			words = append(words, a)
@@ -94,5 +98,5 @@ func flagsFirst(args []string) []string {
 			flags = append(flags, args[i])
 		}
 	}
-	return slices.Concat(args[:2], flags, words)
+	return slices.Concat(args[:names], flags, words)
 }

@@ -38,7 +38,7 @@ func main() { os.Exit(start(os.Args, os.Stdout, os.Stderr)) }
 
 // start runs one command and returns its exit status. An error is one line on stderr.
 func start(args []string, stdout, stderr io.Writer) int {
-	err := newApp(stdout, stderr).Run(joinBools(flagsFirst(args)))
+	err := newApp(stdout, stderr).Run(joinBools(watchAlone(flagsFirst(args))))
 	if err == nil {
 		return statusOK
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -55,7 +54,7 @@ func reloadCommand() *cli.Command {
 			request := control.ReloadRequest{DryRun: c.Bool("dry-run")}
 			path := config.DefaultSocket
 			if file := c.String("config"); file != "" {
-				text, err := os.ReadFile(file)
+				text, err := config.ReadFile(file)
 				if err != nil {
 					return fail(statusUsage, err)
 				}
@@ -92,7 +91,7 @@ func printReload(w io.Writer, r control.ReloadResult, dry bool) error {
 	for _, c := range r.Changes {
 		note := ""
 		if c.Restart {
-			note = "needs a restart"
+			note = "needs a stop and a start"
 			stuck++
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", c.Key, c.Old, c.New, note)

@@ -98,11 +98,21 @@ func (s *service) run(start func(pmd.Options) (*pmd.Gateway, error), failed func
 	fmt.Fprintln(stdout, readyLine(cfg, gateway))
 	tell("READY=1")
 
+	over := make(chan struct{})
+	defer close(over)
+	go func() { // apart: a file that can't be read for long must not keep SIGTERM waiting
+		for {
+			select {
+			case <-hangups:
+				s.hangup()
+			case <-over:
+				return
+			}
+		}
+	}()
 	var died error
 	for ends := false; !ends; {
 		select {
-		case <-hangups:
-			s.hangup()
 		case <-s.left:
 			s.leave(server)
 			records.Close()

@@ -25,6 +25,7 @@ type service struct {
 	scrapes  *metrics.Server   // nil: metrics are served on the control socket alone
 	left     chan struct{}     // closed when the gateway is another process's; nil where that can't be
 
+	reloads sync.Mutex // taken before mu: one at a time from reading on, which can take long; nobody else waits for that
 	mu      sync.Mutex
 	gateway *pmd.Gateway
 	config  *config.Config    // as file and flags say
@@ -35,12 +36,14 @@ var _ control.Operator = (*service)(nil)
 
 // Reload is control.Operator's. The service manager is told that it goes on.
 func (s *service) Reload(r control.ReloadRequest) (out control.ReloadResult, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reloads.Lock()
+	defer s.reloads.Unlock()
 	next, err := s.load(r)
 	if err != nil {
 		return out, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	out.Changes, out.Dropped = config.Diff(s.config, next), []config.Redirect{}
 	if out.Changes == nil {
 		out.Changes = []config.Change{}
@@ -61,7 +64,7 @@ func (s *service) Reload(r control.ReloadRequest) (out control.ReloadResult, err
 	case r.DryRun:
 		return out, nil
 	case len(stuck) > 0:
-		return out, fmt.Errorf("%s %w: a running gateway can't follow; nothing was changed", strings.Join(stuck, ", "), control.ErrRestart)
+		return out, fmt.Errorf("%s %w; nothing was changed: stop the gateway and start it again for it (`pollux restart` keeps the configuration)", strings.Join(stuck, ", "), control.ErrRestart)
 	case len(out.Changes) == 0 && len(s.runtime) == 0:
 		return out, nil
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -14,9 +16,23 @@ import (
 
 func watchFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.DurationFlag{Name: "watch", Usage: "show it again every `INTERVAL`, as 2s, until interrupted"},
+		&cli.DurationFlag{Name: "watch", Usage: "show it again every `INTERVAL`, as 2s, until interrupted; 1s when no interval follows"},
 		&cli.IntFlag{Name: "times", Usage: "with --watch: end after `N` times"},
 	}
+}
+
+// watchAlone lets --watch stand without an interval, which package flag has no way to say.
+func watchAlone(args []string) []string {
+	if len(args) < 2 || args[1] != "show" {
+		return args
+	}
+	out := slices.Clone(args)
+	for i, a := range out {
+		if (a == "--watch" || a == "-watch") && (i+1 == len(out) || strings.HasPrefix(out[i+1], "-")) {
+			out[i] = "--watch=1s"
+		}
+	}
+	return out
 }
 
 // watch calls show once, or with --watch again and again. On a terminal each time begins at the top of the screen; elsewhere

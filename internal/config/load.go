@@ -15,7 +15,7 @@ var Replaying = Use{Replay: true}
 func Load(file string, flags []Arg, use Use) (*Config, error) {
 	root := &node{kind: mapping, at: place{name: "flags"}}
 	if file != "" {
-		data, err := readFile(file)
+		data, err := ReadFile(file)
 		if err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"unicode/utf8"
@@ -19,20 +20,36 @@ const (
 	depthMax     = 8       // the contract nests 4 deep
 )
 
-func readFile(name string) ([]byte, error) {
-	info, err := os.Stat(name)
+// ReadFile reads a configuration's text, whatever the file is, and no more of it than a configuration may have.
+func ReadFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, unreadable(name, err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
 	if err == nil && info.IsDir() {
 		return nil, fmt.Errorf("%s: is a directory; a YAML file is needed", name)
 	}
 	if err == nil && info.Size() > fileBytesMax {
 		return nil, fmt.Errorf("%s: %d bytes; at most %d are read", name, info.Size(), fileBytesMax)
 	}
-	data, err := os.ReadFile(name)
+	data, err := io.ReadAll(io.LimitReader(f, fileBytesMax+1)) // a pipe or a device has no size
+	if err != nil {
+		return nil, unreadable(name, err)
+	}
+	if len(data) > fileBytesMax {
+		return nil, fmt.Errorf("%s: more than %d bytes, which are the most that are read", name, fileBytesMax)
+	}
+	return data, nil
+}
+
+func unreadable(name string, err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {
-		return nil, fmt.Errorf("%s: can't be read: %v", name, path.Err)
+		err = path.Err
 	}
-	return data, err
+	return fmt.Errorf("%s: can't be read: %w", name, err)
 }
 
 // parse reads YAML into a tree. The subset is what the contract needs: one document of mappings, lists and scalars.

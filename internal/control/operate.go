@@ -46,7 +46,7 @@ type ReloadResult struct {
 }
 
 // ErrRestart is what Reload returns when keys have changed that a running gateway can't follow.
-var ErrRestart = errors.New("needs a restart")
+var ErrRestart = errors.New("can't be changed while it runs")
 
 // DrainState is the body of /v1/drain.
 type DrainState struct {
@@ -54,11 +54,14 @@ type DrainState struct {
 	Links uint64 `json:"links"` // left; not read in a request
 }
 
-const reloadBytesMax = 32 << 20
+const (
+	reloadPath     = "/v1/reload"
+	reloadBytesMax = 32 << 20
+)
 
 // operate adds the routes that change the gateway.
 func (a *api) operate(mux *http.ServeMux) {
-	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST "+reloadPath, func(w http.ResponseWriter, r *http.Request) {
 		var body ReloadRequest
 		if !a.body(w, r, &body, reloadBytesMax, `{"file": NAME, "text": YAML, "dry_run": BOOL}, all optional`) {
 			return
@@ -154,7 +157,7 @@ func (a *api) body(w http.ResponseWriter, r *http.Request, into any, bytesMax in
 
 // Reload asks for a reload.
 func (c *Client) Reload(ctx context.Context, r ReloadRequest) (out ReloadResult, err error) {
-	err = c.send(ctx, http.MethodPost, "/v1/reload", r, &out)
+	err = c.send(ctx, http.MethodPost, reloadPath, r, &out)
 	return out, err
 }
 

@@ -49,28 +49,40 @@ type About struct {
 // bodyBytesMax bounds what a client may send.
 const bodyBytesMax = 4096
 
+// Limits for clients that take or send nothing. Those that stream an answer set theirs anew as they go.
+const (
+	bodyDeadline   = 10 * time.Second // for the whole of a request's body
+	answerDeadline = 30 * time.Second // from a request's header to its answer's end, unless the handler sets another
+)
+
 // Server answers on a Listener until Close.
 type Server struct {
 	listener *Listener
-	http     http.Server
+	http     *http.Server
 	done     chan struct{}
 }
 
 // Serve starts answering.
 func Serve(l *Listener, g Gateway, about About) *Server {
 	s := &Server{listener: l, done: make(chan struct{})}
-	s.http = http.Server{
-		Handler:           Handler(g, about),
-		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          log.New(io.Discard, "", 0), // clients that hang up are nobody's business
-	}
+	s.http = newHTTP(g, about)
 	go func() {
 		defer close(s.done)
 		_ = s.http.Serve(l) // ends by Close alone
 	}()
 	return s
+}
+
+// newHTTP is the API with its limits for clients.
+func newHTTP(g Gateway, about About) *http.Server {
+	return &http.Server{
+		Handler:           wholeBodies(Handler(g, about), bodyDeadline),
+		ReadHeaderTimeout: 5 * time.Second,
+		WriteTimeout:      answerDeadline,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          log.New(io.Discard, "", 0), // clients that hang up are nobody's business
+	}
 }
 
 // Close ends the API: requests have a second to finish.
@@ -129,14 +141,21 @@ func notNil[T any](list []T) []T {
 }
 
 func reply(w http.ResponseWriter, value any) {
+	patient(w)
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(value) // fails only when the client is gone
 }
 
 func refuse(w http.ResponseWriter, status int, err error) {
+	patient(w)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
+}
+
+// patient gives the client writeDeadline to take what comes now, however long the question took.
+func patient(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeDeadline)) // a test's recorder has none
 }
 
 func (a *api) config(w http.ResponseWriter, r *http.Request) {
