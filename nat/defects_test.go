@@ -280,6 +280,11 @@ func TestDefect09_UntranslatedIsUntouched(t *testing.T) {
 	}{
 		{nat.Inside, udp(pub, 7, ext, 53)}, {nat.Inside, tcp(syn, pub, 7, ext, 80)}, {nat.Inside, ping(cgn, 9, ext)}, {nat.Inside, proto(47, pub, ext)},
 		{nat.Outside, udp(ext, 53, pub, 7)}, {nat.Outside, proto(47, ext, pub)},
+		// ICMP that could not be translated: a redirect, a mask request, an extended echo; an error about a later fragment
+		{nat.Inside, packet.Build{Src: pub, Dst: ext}.ICMP(5, 1, 0, make([]byte, 28))},
+		{nat.Inside, packet.Build{Src: pub, Dst: ext}.ICMP(17, 0, 9, make([]byte, 4))},
+		{nat.Outside, packet.Build{Src: ext, Dst: pub}.ICMP(42, 0, 9, nil)},
+		{nat.Outside, icmpError(ext, pub, 11, 1, 0, packet.Build{Src: pub, Dst: ext, FragOff: 64}.IP(packet.ProtoUDP, make([]byte, 64)))},
 	} {
 		p := r.goes(c.side, c.frame)
 		want := bytes.Clone(c.frame)

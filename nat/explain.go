@@ -87,10 +87,6 @@ func (x *explainer) miss() {
 	h := &x.p.H
 	switch {
 	case h.Reason != reason.None:
-		if x.p.Side == Outside && x.isKernel(h.Dst) && h.Reason == reason.Unsupported {
-			x.host("a kind of packet that is not translated, to an address of the gateway's kernel")
-			return
-		}
 		x.drop(h.Reason, "%s", h.Reason.Help())
 	case h.Kind == packet.KindNone:
 		x.drop(reason.BadHeader, "no IPv4 packet")
@@ -160,8 +156,8 @@ func (x *explainer) icmpError() {
 	case p.Side == Outside && !p.Hairpin && x.isAlias(h.Src):
 		x.drop(reason.BadSource, "from outside comes nothing with an alias address as source")
 		return
-	case q.Kind == packet.KindLaterFragment, q.Kind == packet.KindICMPError, q.Reason != 0:
-		x.drop(reason.Unsupported, "the packet that the ICMP error quotes is none that a link could have")
+	case q.Kind == packet.KindLaterFragment, q.Kind == packet.KindICMPError, q.Kind == packet.KindICMPOther:
+		x.icmpUnlinked(&q, reason.Unsupported, "the packet that the ICMP error quotes is none that a link could have")
 		return
 	}
 	link := uint32(0)
@@ -169,7 +165,7 @@ func (x *explainer) icmpError() {
 		link = x.findLink(p.Side, q.Dst, q.Src, q.DstPort, q.SrcPort, q.Proto, q.Kind == packet.KindICMPQuery && !asks(&q), x.now)
 	}
 	if link == 0 {
-		x.icmpUnlinked(&q)
+		x.icmpUnlinked(&q, reason.NoMapping, "no link belongs to the packet that the ICMP error quotes")
 		return
 	}
 	info := x.info(link, x.now)
@@ -192,7 +188,7 @@ func (x *explainer) icmpError() {
 }
 
 // icmpUnlinked follows Shard.icmpUnlinked.
-func (x *explainer) icmpUnlinked(q *packet.Headers) {
+func (x *explainer) icmpUnlinked(q *packet.Headers, why reason.Reason, because string) {
 	p, h := x.p, &x.p.H
 	inside, remote := h.Dst, q.Dst
 	if p.Side == Inside {
@@ -203,7 +199,7 @@ func (x *explainer) icmpUnlinked(q *packet.Headers) {
 		x.host("an ICMP error about no link, to an address of the gateway's kernel")
 	case x.isAlias(h.Dst), p.Side == Outside && !x.liesInside(h.Dst),
 		!x.plain(inside, remote) && !(p.Side == Inside && x.sideOf != nil && x.liesInside(h.Dst)):
-		x.drop(reason.NoMapping, "no link belongs to the packet that the ICMP error quotes")
+		x.drop(why, "%s", because)
 	case h.TTL <= 1:
 		x.drop(reason.TTLExpired, "an ICMP error whose TTL runs out is not answered")
 	default:
@@ -230,7 +226,7 @@ func (x *explainer) live(t tuple) uint32 {
 func (x *explainer) one() {
 	t, ok := tupleOf(x.p)
 	if !ok {
-		x.drop(reason.Unsupported, "%s", reason.Unsupported.Help())
+		x.strange()
 		return
 	}
 	if x.isMade(t) {
@@ -245,6 +241,31 @@ func (x *explainer) one() {
 		x.outbound(t)
 	} else {
 		x.inbound(t)
+	}
+}
+
+// strange follows Shard.strange.
+func (x *explainer) strange() {
+	p, h := x.p, &x.p.H
+	o := x.ours.find(h.Dst)
+	net := h.Dst >> 24
+	switch {
+	case o != nil && o.flags&(addrPool|addrPublished) != 0:
+		if o.flags&addrKernel != 0 || !x.rules.DenyIncoming {
+			x.host("a kind of packet that is not translated, to an address of ours: the gateway's own")
+			return
+		}
+		x.drop(reason.Unsupported, "%s", reason.Unsupported.Help())
+	case p.Side == Outside:
+		x.inboundPlain()
+	case x.isAlias(h.Src):
+		x.drop(reason.BadSource, "from inside comes nothing with an alias address as source")
+	case net == 0 || net == 127:
+		x.drop(reason.NoRoute, "such a destination is never forwarded")
+	case x.plain(h.Src, h.Dst), x.sideOf != nil && x.liesInside(h.Dst):
+		x.untouched("traffic between these two is not translated")
+	default:
+		x.drop(reason.Unsupported, "%s", reason.Unsupported.Help())
 	}
 }
 

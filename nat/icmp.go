@@ -21,8 +21,8 @@ func (s *Shard) icmpError(p *Packet, now clock.Tick) {
 	case p.Side == Outside && !p.Hairpin && s.isAlias(h.Src):
 		s.drop(p, reason.BadSource)
 		return
-	case q.Kind == packet.KindLaterFragment, q.Kind == packet.KindICMPError, q.Reason != 0:
-		s.drop(p, reason.Unsupported)
+	case q.Kind == packet.KindLaterFragment, q.Kind == packet.KindICMPError, q.Kind == packet.KindICMPOther:
+		s.icmpUnlinked(p, &q, reason.Unsupported)
 		return
 	}
 	link := uint32(0)
@@ -31,7 +31,7 @@ func (s *Shard) icmpError(p *Packet, now clock.Tick) {
 	}
 	switch {
 	case link == 0:
-		s.icmpUnlinked(p, &q)
+		s.icmpUnlinked(p, &q, reason.NoMapping)
 		return
 	case h.TTL <= 1: // no error about an error
 		s.drop(p, reason.TTLExpired)
@@ -56,7 +56,8 @@ func (s *Shard) icmpError(p *Packet, now clock.Tick) {
 }
 
 // icmpUnlinked decides about an error that belongs to no link: about traffic that is not translated, or of the gateway's own.
-func (s *Shard) icmpUnlinked(p *Packet, q *packet.Headers) {
+// All else is dropped for why.
+func (s *Shard) icmpUnlinked(p *Packet, q *packet.Headers, why reason.Reason) {
 	h := &p.H
 	inside, remote := h.Dst, q.Dst // of the packet quoted
 	if p.Side == Inside {
@@ -67,7 +68,7 @@ func (s *Shard) icmpUnlinked(p *Packet, q *packet.Headers) {
 		s.host(p)
 	case s.isAlias(h.Dst), p.Side == Outside && !s.liesInside(h.Dst),
 		!s.plain(inside, remote) && !(p.Side == Inside && s.sideOf != nil && s.liesInside(h.Dst)):
-		s.drop(p, reason.NoMapping)
+		s.drop(p, why)
 	case h.TTL <= 1:
 		s.drop(p, reason.TTLExpired)
 	default:

@@ -15,10 +15,6 @@ func (s *Shard) Miss(p *Packet, now clock.Tick) {
 	p.Hop = nil
 	switch {
 	case h.Reason != reason.None:
-		if p.Side == Outside && s.isKernel(h.Dst) && h.Reason == reason.Unsupported {
-			s.host(p)
-			return
-		}
 		s.drop(p, h.Reason)
 	case h.Kind == packet.KindNone:
 		s.drop(p, reason.BadHeader)
@@ -38,7 +34,7 @@ func (s *Shard) Miss(p *Packet, now clock.Tick) {
 func (s *Shard) one(p *Packet, now clock.Tick) {
 	t, ok := tupleOf(p)
 	if !ok {
-		s.drop(p, reason.Unsupported)
+		s.strange(p)
 		return
 	}
 	if n := s.lookup(t, s.seed.tuple(t)); n != 0 {

@@ -306,7 +306,7 @@ func (s *Steering) whole(p *nat.Packet) (uint32, steerWhy) {
 //go:noinline
 func (s *Steering) quoted(p *nat.Packet) uint32 {
 	var q packet.Headers
-	if !packet.ParseQuoted(p.Data, &p.H, &q) || q.Reason != 0 || q.Kind == packet.KindLaterFragment || q.Kind == packet.KindICMPError {
+	if !packet.ParseQuoted(p.Data, &p.H, &q) || q.Kind == packet.KindLaterFragment || q.Kind == packet.KindICMPError || q.Kind == packet.KindICMPOther {
 		return s.host(p.H.Dst)
 	}
 	var to uint32

@@ -42,7 +42,8 @@ const (
 	KindUDP                       // likewise UDP
 	KindICMPQuery                 // echo/timestamp request or reply; SrcPort and DstPort both hold the id
 	KindICMPError                 // unreachable, time exceeded, parameter problem, quench: about a quoted packet
-	KindOther                     // any other IP protocol, or ICMP that is neither query nor error (then Reason is Unsupported)
+	KindOther                     // any other IP protocol
+	KindICMPOther                 // ICMP that is neither a query nor an error that can be translated
 	KindLaterFragment             // fragment offset > 0: no ports
 	KindARP
 	KindIPv6
@@ -97,7 +98,7 @@ type Headers struct {
 	ICMPType         uint8
 	ICMPCode         uint8
 	Flags            Flags
-	Reason           reason.Reason // not None: refused; BadHeader, BadChecksum, Unsupported, BadSource
+	Reason           reason.Reason // not None: refused; BadHeader, BadChecksum, BadSource
 }
 
 // Fragment reports whether the packet is a first or later fragment.

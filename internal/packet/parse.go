@@ -38,8 +38,7 @@ const (
 )
 
 // Parse fills h from frame, which starts at the Ethernet header. Every field of h is written. A packet that must not be
-// forwarded has h.Reason set and Kind KindNone (KindOther for an unsupported kind of ICMP); its other fields hold what
-// was learned until then. The frame is changed in one case only: a half-made L4 checksum of an unfragmented packet is
+// forwarded has h.Reason set and Kind KindNone; its other fields hold what was learned until then. The frame is changed in one case only: a half-made L4 checksum of an unfragmented packet is
 // completed (DESIGN 9). Bytes beyond the IP total length are padding and never looked at.
 func Parse(frame []byte, h *Headers) {
 	if r := (Record{Data: frame}); ParseEach(&r, 0, 1, 0, 1) == 1 {
@@ -289,8 +288,7 @@ func parseICMP(l4 []byte, h *Headers) {
 		h.Kind = KindICMPError
 		return
 	}
-	h.Kind = KindOther
-	h.Reason = reason.Unsupported
+	h.Kind = KindICMPOther
 }
 
 // parseIPv6 reads the fixed header only: Proto is the next header, TTL the hop limit, Len the header and payload together;

@@ -146,8 +146,8 @@ func TestParseRefuses(t *testing.T) {
 		{"TCP fragment at offset 8 (RFC 1858)", second.IP(ProtoTCP, make([]byte, 32)), reason.BadHeader},
 		{"UDP fragment at offset 8", second.IP(ProtoUDP, make([]byte, 32)), reason.None},
 		{"ICMP cut", b.IP(ProtoICMP, make([]byte, 7)), reason.BadHeader},
-		{"ICMP redirect", b.ICMP(5, 0, 0, make([]byte, 28)), reason.Unsupported},
-		{"echo with a code", b.ICMP(8, 1, 0, nil), reason.Unsupported},
+		{"ICMP redirect", b.ICMP(5, 0, 0, make([]byte, 28)), reason.None},
+		{"echo with a code", b.ICMP(8, 1, 0, nil), reason.None},
 		{"ICMP unreachable", b.ICMP(3, 1, 0, nil), reason.None},
 		{"from 0.0.0.0", from(0), reason.BadSource},
 		{"from 0.1.2.3", from(0x00010203), reason.BadSource},
@@ -169,7 +169,7 @@ func TestParseRefuses(t *testing.T) {
 		if h.Reason != c.want {
 			t.Errorf("%s: reason %v, want %v", c.name, h.Reason, c.want)
 		}
-		if refused := h.Reason != 0; refused != (h.Kind == KindNone || h.Reason == reason.Unsupported && h.Kind == KindOther) {
+		if refused := h.Reason != 0; refused != (h.Kind == KindNone) {
 			t.Errorf("%s: kind %d does not go with reason %v", c.name, h.Kind, h.Reason)
 		}
 	}

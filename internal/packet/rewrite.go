@@ -65,7 +65,7 @@ func Restore(frame []byte, h *Headers) {
 	switch h.Kind {
 	case KindIPv6:
 		frame[h.L3+7] = h.TTL
-	case KindTCP, KindUDP, KindICMPQuery, KindICMPError, KindOther, KindLaterFragment:
+	case KindTCP, KindUDP, KindICMPQuery, KindICMPError, KindOther, KindICMPOther, KindLaterFragment:
 		SetEndpoints(frame, h, h.Src, h.SrcPort, h.Dst, h.DstPort)
 		setTTL(frame[h.L3:], h.TTL)
 	}
