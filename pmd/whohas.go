@@ -78,6 +78,11 @@ func (g *Gateway) Computed(a nat.Alias) (host packet.Addr, on bool, err error) {
 	g.world.mu.Lock()
 	r := g.world.current
 	g.world.mu.Unlock()
+	return Computed(&r, a)
+}
+
+// Computed is what the rules say of an alias endpoint whether or not a gateway runs by them; see Gateway.Computed.
+func Computed(r *nat.Rules, a nat.Alias) (host packet.Addr, on bool, err error) {
 	if !r.Deterministic.Inside.IsValid() {
 		return 0, false, nil
 	}

@@ -454,3 +454,28 @@ func TestShow(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestWhoHadByTheFile: what nat.deterministic says needs no gateway, only its configuration.
+func TestWhoHadByTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	write := func(nat string) {
+		text := "ports: [{name: i, role: inside}, {name: o, role: outside}]\nnat: {alias: [\"203.0.113.1\"]" + nat + "}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(", deterministic: {inside: \"10.0.0.0/24\", ports_per_host: 200}")
+	for endpoint, want := range map[string]string{ // the range begins at 1024
+		"203.0.113.1:1024": "10.0.0.0", "203.0.113.1:1223": "10.0.0.0", "203.0.113.1:1224/tcp": "10.0.0.1", "203.0.113.1:65535": "nobody",
+		"203.0.113.2:1024": "nobody",
+	} {
+		r := pollux(t, "who-had", endpoint, "--at", "2020-01-02T03:04:05Z", "-c", file)
+		if !strings.Contains(r.out, ": "+want+", by nat.deterministic, if") || !strings.Contains(r.out, file) || r.status != 0 {
+			t.Errorf("%s: status %d, %q %q; want %s", endpoint, r.status, r.out, r.errOut, want)
+		}
+	}
+	write("")
+	if r := pollux(t, "who-had", "203.0.113.1:1024", "--at", "2020-01-02T03:04:05Z", "-c", file); r.status != 1 || r.out != "" {
+		t.Errorf("without nat.deterministic: status %d, %q %q", r.status, r.out, r.errOut)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -11,8 +12,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"pollux/internal/config"
 	"pollux/internal/control"
 	"pollux/internal/history"
+	"pollux/internal/packet"
+	"pollux/nat"
+	"pollux/pmd"
 )
 
 func whoHadCommand() *cli.Command {
@@ -22,8 +27,9 @@ func whoHadCommand() *cli.Command {
 		ArgsUsage: "ADDR:PORT[/PROTO]",
 		Description: "Without --at: what the running gateway knows now. The past is known from two sources only: a kept translation\n" +
 			"log (--log, docs/logging.md; no gateway is asked), or nat.deterministic, by which a port's owner is computed and\n" +
-			"the same at all times, as long as the configuration is.\n\n" +
+			"the same at all times, as long as the configuration is: with -c FILE no gateway is asked either.\n\n" +
 			"   pollux who-had 203.0.113.1:5000/udp\n" +
+			"   pollux who-had 203.0.113.1:5000 --at 2026-11-30T15:04:05Z -c /etc/pollux/pollux.yaml\n" +
 			"   pollux who-had 203.0.113.1:5000 --at 2026-11-30T15:04:05Z --log /var/log/pollux.1 --log /var/log/pollux",
 		Flags: clientFlags(
 			&cli.StringFlag{Name: "at", Usage: "`TIME`: 2026-11-30T15:04:05Z, '2026-11-30 15:04:05' (local time), or @SECONDS"},
@@ -53,6 +59,14 @@ func whoHadCommand() *cli.Command {
 				}
 				return whoInLog(c, alias.String(), &a, at)
 			}
+			if file := given(c, "config"); file != "" && !at.IsZero() {
+				if w, err := computedBy(file, alias); w != nil || err != nil {
+					if err != nil {
+						return err
+					}
+					return whoComputed(c, w, at, "what "+file+" says")
+				}
+			}
 			client, err := clientOf(c)
 			if err != nil {
 				return err
@@ -62,7 +76,7 @@ func whoHadCommand() *cli.Command {
 				return fail(statusRuntime, err)
 			}
 			if !at.IsZero() {
-				return whoComputed(c, &w, at)
+				return whoComputed(c, &w, at, "what they are now")
 			}
 			if c.Bool("json") {
 				return printJSON(c.App.Writer, w)
@@ -180,8 +194,26 @@ func timeOrNil(t time.Time) *time.Time {
 	return &t
 }
 
-// whoComputed tells of the past by the deterministic mapping alone.
-func whoComputed(c *cli.Context, w *control.Whose, at time.Time) error {
+// computedBy asks a configuration alone; nil: it does not say, for its nat.deterministic is off or its alias address is the port's.
+func computedBy(file string, alias netip.AddrPort) (*control.Whose, error) {
+	cfg, err := config.Load(file, nil, config.Run)
+	if err != nil || cfg.AliasPort() {
+		return nil, err
+	}
+	rules := cfg.Rules()
+	host, on, err := pmd.Computed(&rules, nat.Alias{Addr: packet.AddrFrom(alias.Addr()), Port: alias.Port()})
+	if err != nil || !on {
+		return nil, err
+	}
+	w := &control.Whose{Alias: alias.String(), Computed: &control.Computed{}}
+	if host != 0 {
+		w.Computed.Host = host.String()
+	}
+	return w, nil
+}
+
+// whoComputed tells of the past by the deterministic mapping alone, if the configuration was then as told.
+func whoComputed(c *cli.Context, w *control.Whose, at time.Time, as string) error {
 	if w.Computed == nil {
 		return fail(statusRuntime, errors.New("who-had: the gateway keeps no past; give the log with --log (log.syslog with log.level: block or session writes one), or use nat.deterministic, which needs none"))
 	}
@@ -191,13 +223,13 @@ func whoComputed(c *cli.Context, w *control.Whose, at time.Time) error {
 			At       time.Time         `json:"at"`
 			Computed *control.Computed `json:"computed"`
 			Assuming string            `json:"assuming"`
-		}{w.Alias, at, w.Computed, "the configuration of nat.deterministic, nat.alias and nat.port_range was the present one"})
+		}{w.Alias, at, w.Computed, "nat.deterministic, nat.alias and nat.port_range were then " + as})
 	}
 	host := w.Computed.Host
 	if host == "" {
 		host = "nobody"
 	}
-	_, err := fmt.Fprintf(c.App.Writer, "%s: %s, by nat.deterministic, if nat.deterministic, nat.alias and nat.port_range were then what they are now\n", w.Alias, host)
+	_, err := fmt.Fprintf(c.App.Writer, "%s: %s, by nat.deterministic, if nat.deterministic, nat.alias and nat.port_range were then %s\n", w.Alias, host, as)
 	return err
 }
 
