@@ -1,18 +1,16 @@
 package lport
 
 import (
-	"sync/atomic"
-
 	"pollux/internal/clock"
 	"pollux/internal/packet"
 )
 
-// Port blocks per host (RFC 6888 section 4, DESIGN 6): an aligned run of ports that serves TCP, UDP and ICMP ids of one host.
-// A block is free; or held: links use it, or used it less than IdleRelease ago; or resting: given up by its host, which alone
-// may have it back before Rest is over.
+// Port blocks per host (RFC 6888 section 4, DESIGN 6): a run of ports, one of those that the port range is cut into, that
+// serves TCP, UDP and ICMP ids of one host. A block is free; or held: links use it, or used it less than IdleRelease ago; or
+// resting: given up by its host, which alone may have it back before Rest is over.
 //
-// The owner bytes of all three rows stay this worker's while a block is held or rests. The first word of its TCP row is the lock
-// between workers: it is claimed first and in one step. Ports of the block that belong to the kernel, a redirect or
+// The owner bytes of all three rows stay this worker's while a block is held or rests. The first bytes of its TCP row are
+// the lock between workers: they are claimed first. Ports of the block that belong to the kernel, a redirect or
 // another worker's single link are holes, which the host never gets.
 const (
 	blockFree = iota
@@ -31,8 +29,9 @@ type block struct {
 }
 
 const (
-	blockBits = 14       // 65,536 ports in blocks of 4
+	blockBits = 16       // 65,536 blocks of one port
 	blockRows = RowOther // rows that a block serves: the first three
+	lockPorts = 4        // a block's first ports, whose TCP bytes are its lock
 )
 
 // aliasBlocks are the blocks of one alias address.
@@ -46,7 +45,7 @@ type aliasBlocks struct {
 
 // blockSet is the geometry, and the two lines of blocks that wait. All wait equally long, so the lines are in order.
 type blockSet struct {
-	size          uint32 // ports in a block, a multiple of 4; 0: off
+	size          uint32 // ports in a block; 0: off
 	skew          uint32 // block i starts at port i*size - skew, so that one starts where the port range does
 	first, end    uint32 // indexes of the blocks that lie in the port range
 	idle, resting blockLine
@@ -65,10 +64,10 @@ type BlockEvent struct {
 	Taken       bool // false: given up
 }
 
-// blockSpan returns how blocks lie: the first starts at the first multiple of 4 in the port range (a block is claimed by its
-// first word of owner bytes), and those with indexes [first, end) lie in the range.
+// blockSpan returns how blocks lie: the first starts where the port range does, and those with indexes [first, end) lie in the
+// range.
 func blockSpan(o Options) (skew, first, end uint32) {
-	size, low := uint32(o.Block.Size), (uint32(o.Low)+3)&^3
+	size, low := uint32(o.Block.Size), uint32(o.Low)
 	skew = (size - low%size) % size
 	return skew, (low + skew) / size, (uint32(o.High) + 1 + skew) / size
 }
@@ -236,8 +235,7 @@ func (s *Space) lockBlock(a *aliasSpace, i uint32) bool {
 			}
 		}
 	}
-	w, _ := lane(RowTCP, uint16(lo))
-	if !lockWord(&a.own.words[w], s.me) {
+	if !a.own.lock(lo, hi, s.o.Worker) {
 		return false
 	}
 	for rw := range blockRows {
@@ -246,26 +244,31 @@ func (s *Space) lockBlock(a *aliasSpace, i uint32) bool {
 	return true
 }
 
-// lockWord claims the free bytes of a block's first word, unless a worker has one of them or none is free.
-func lockWord(p *uint32, me uint8) bool {
-	for {
-		old := atomic.LoadUint32(p)
-		now, ok := old, false
-		for s := 0; s < 32; s += 8 {
-			switch b := uint8(old >> s); {
-			case b == ByteFree:
-				now, ok = now|uint32(me)<<s, true
-			case b <= WorkersMax:
-				return false
-			}
-		}
-		if !ok {
-			return false
-		}
-		if atomic.CompareAndSwapUint32(p, old, now) {
-			return true
+// lock claims the free bytes of a block's lock, unless a worker has one of them or none is free. Of two workers that try at once
+// one at least sees a byte of the other's afterwards, for each claims before it looks; whoever does gives up.
+func (a *aliasOwners) lock(lo, hi uint32, worker int) bool {
+	hi = min(hi, lo+lockPorts-1)
+	mine := 0 // bit i: byte lo+i was claimed here
+	for port := lo; port <= hi; port++ {
+		if a.claim(RowTCP, uint16(port), worker) {
+			mine |= 1 << (port - lo)
 		}
 	}
+	locked := mine != 0
+	for port := lo; port <= hi; port++ {
+		if b := a.byte(RowTCP, uint16(port)); mine>>(port-lo)&1 == 0 && b != ByteFree && b <= WorkersMax {
+			locked = false
+		}
+	}
+	if !locked && mine != 0 {
+		for port := lo; port <= hi; port++ {
+			if mine>>(port-lo)&1 != 0 {
+				a.release(RowTCP, uint16(port))
+			}
+		}
+		a.tell(RowTCP, 0)
+	}
+	return locked
 }
 
 // fillBlock claims what is free of [lo, hi] and makes the hints say exactly which ports the block has.
@@ -303,7 +306,7 @@ func (s *Space) refillBlocks(a *aliasSpace) bool {
 		if b.all[i].state != blockFree || b.free.has(uint16(i)) {
 			continue
 		}
-		if lo, _ := s.blockPorts(i); a.own.unlocked(uint16(lo)) {
+		if a.own.unlocked(s.blockPorts(i)) {
 			b.free.set(uint16(i))
 			n++
 		}
@@ -312,11 +315,11 @@ func (s *Space) refillBlocks(a *aliasSpace) bool {
 	return n != 0
 }
 
-// unlocked reports whether the first word of a block could be claimed.
-func (a *aliasOwners) unlocked(port uint16) bool {
+// unlocked reports whether a block's lock could be claimed.
+func (a *aliasOwners) unlocked(lo, hi uint32) bool {
 	free := false
-	for i := range uint16(4) {
-		switch b := a.byte(RowTCP, port+i); {
+	for port := lo; port <= min(hi, lo+lockPorts-1); port++ {
+		switch b := a.byte(RowTCP, uint16(port)); {
 		case b == ByteFree:
 			free = true
 		case b <= WorkersMax:

@@ -302,9 +302,9 @@ func TestBlocksAgainstModel(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 2
-		size := uint16(rapid.SampledFrom([]int{4, 8, 12, 20}).Draw(t, "size"))
+		size := uint16(rapid.SampledFrom([]int{1, 2, 3, 4, 5, 7, 8, 10, 12, 20}).Draw(t, "size"))
 		low := uint16(rapid.IntRange(57, 64).Draw(t, "low"))
-		start := (low + 3) &^ 3
+		start := low
 		m := newModel(t, 1, func(o *Options) {
 			o.Low, o.High, o.SamePorts = low, 130, rapid.Bool().Draw(t, "same")
 			o.Block = Block{Size: int(size), MaxPerHost: most, IdleRelease: 10e6, Rest: 20e6}

@@ -186,7 +186,7 @@ func (k *peek) inBlocks(host *hold, only bool) (Offer, error) {
 		if k.a != nil && len(k.a.blocks.all) != 0 && (k.a.blocks.all[i].state != blockFree || k.usesIn(i)) {
 			continue
 		}
-		if lo, _ := s.blockPorts(i); own.unlocked(uint16(lo)) {
+		if own.unlocked(s.blockPorts(i)) {
 			return Offer{Low: uint16(lowest), High: uint16(hi), Block: true}, nil
 		}
 	}

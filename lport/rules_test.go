@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -693,7 +694,58 @@ func TestBlockLockedBetweenWorkers(t *testing.T) {
 	}
 }
 
-// A block whose first word another worker has a port of is left alone; a port elsewhere in it is a hole.
+// Nor when they take them at once, whatever the size, and none is lost when two get into each other's way.
+func TestBlocksTakenAtOnce(t *testing.T) {
+	for _, size := range []int{1, 3, 5, 10} {
+		const workers, all = 4, 60
+		owners := NewOwners(nil)
+		defer owners.Close()
+		if err := owners.Add(alias1); err != nil {
+			t.Fatal(err)
+		}
+		var spaces [workers]*Space
+		var got [workers][]uint16
+		for i := range spaces {
+			s, err := New(Options{Worker: i, Workers: workers, Owners: owners, Low: 1025, High: uint16(1025 + all*size - 1), Block: Block{Size: size, MaxPerHost: 1}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			spaces[i] = s
+		}
+		take := func(i int) {
+			for {
+				host := host1 + packet.Addr(i*all+len(got[i]))
+				port, err := spaces[i].Exclusive(&Request{Alias: alias1, Row: RowUDP, Host: host})
+				if err != nil {
+					return
+				}
+				got[i] = append(got[i], port)
+			}
+		}
+		var wait sync.WaitGroup
+		for i := range spaces {
+			wait.Go(func() { take(i) })
+		}
+		wait.Wait()
+		taken := map[int]bool{}
+		for i := range spaces {
+			take(i) // what two have left to each other
+			for _, port := range got[i] {
+				at := (int(port) - 1025) / size
+				if taken[at] {
+					t.Errorf("size %d: block %d was given twice", size, at)
+				}
+				taken[at] = true
+			}
+		}
+		if len(taken) != all {
+			t.Errorf("size %d: %d of %d blocks were given", size, len(taken), all)
+		}
+	}
+}
+
+// A block of whose lock another worker has a port is left alone; a port elsewhere in it is a hole.
 func TestBlockBesideAnotherWorkersPort(t *testing.T) {
 	s := newSpace(t, nil, func(o *Options) { o.Workers, o.Low, o.High, o.Block = 2, 1024, 1039, Block{Size: 8, MaxPerHost: 2} })
 	s.o.Owners.Claim(alias1, RowTCP, 1027, 1)
@@ -834,10 +886,10 @@ func TestOptionsAreChecked(t *testing.T) {
 		"worker too high":   func(o *Options) { o.Worker = 1 },
 		"too many workers":  func(o *Options) { o.Workers = 254 },
 		"range upside down": func(o *Options) { o.Low = 65535; o.High = 1 },
-		"block of 2":        func(o *Options) { o.Block = Block{Size: 2, MaxPerHost: 1} },
-		"block of 102":      func(o *Options) { o.Block = Block{Size: 102, MaxPerHost: 1} },
+		"negative block":    func(o *Options) { o.Block = Block{Size: -1, MaxPerHost: 1} },
+		"block of 32769":    func(o *Options) { o.Block = Block{Size: 32769, MaxPerHost: 1} },
 		"no block per host": func(o *Options) { o.Block = Block{Size: 64} },
-		"no whole block":    func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 1}; o.Low, o.High = 1025, 1090 },
+		"no whole block":    func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 1}; o.Low, o.High = 1025, 1087 },
 		"block and plan":    func(o *Options) { o.Block = Block{Size: 64, MaxPerHost: 1}; o.Deterministic = plan },
 		"negative limit":    func(o *Options) { o.PortsPerHost = -1 },
 	} {

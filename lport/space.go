@@ -9,7 +9,7 @@ import (
 	"pollux/internal/packet"
 )
 
-// Block configures port blocks per host; Size 0 is off. Size is a multiple of 4.
+// Block configures port blocks per host; Size 0 is off.
 type Block struct {
 	Size, MaxPerHost  int
 	IdleRelease, Rest time.Duration
@@ -161,12 +161,12 @@ func check(o Options) error {
 		return fmt.Errorf("lport: port range %d-%d: the first port is above the last", o.Low, o.High)
 	case b.Size != 0 && o.Deterministic != nil:
 		return fmt.Errorf("lport: blocks and deterministic ports exclude each other: switch one off")
-	case b.Size != 0 && (b.Size < 4 || b.Size > 32768 || b.Size%4 != 0):
-		return fmt.Errorf("lport: block size %d: must be a multiple of 4 up to 32768", b.Size)
+	case b.Size != 0 && (b.Size < 1 || b.Size > 32768):
+		return fmt.Errorf("lport: block size %d: must be from 1 to 32768", b.Size)
 	case b.Size != 0 && b.MaxPerHost < 1:
 		return fmt.Errorf("lport: at most %d blocks per host: must be at least 1", b.MaxPerHost)
 	case b.Size != 0 && noBlock(o):
-		return fmt.Errorf("lport: port range %d-%d holds no whole block of %d ports (a block starts at a multiple of 4)", o.Low, o.High, b.Size)
+		return fmt.Errorf("lport: port range %d-%d holds no whole block of %d ports", o.Low, o.High, b.Size)
 	case o.PortsPerHost < 0:
 		return fmt.Errorf("lport: ports per host %d: must not be negative", o.PortsPerHost)
 	}

@@ -59,16 +59,15 @@ func (s *settings) contains(a packet.Addr) bool {
 	return false
 }
 
-// checkBlocks: blocks start at the first multiple of 4 in the range, which must hold a whole one.
+// checkBlocks: the range must hold a whole block.
 func (s *settings) checkBlocks() error {
 	size, r := s.rules.Blocks.Size, s.rules.PortRange
 	if size == 0 {
 		return nil
 	}
-	first := (int(r.Low) + 3) &^ 3
-	if first+size-1 > int(r.High) {
+	if last := int(r.Low) + size - 1; last > int(r.High) {
 		return errorAt(s.where["nat.blocks.size"], "nat.blocks.size is %d, but port_range %d-%d holds no whole block (the first would be %d-%d); allowed: a smaller size or a wider range",
-			size, r.Low, r.High, first, first+size-1)
+			size, r.Low, r.High, r.Low, last)
 	}
 	return nil
 }

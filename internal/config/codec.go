@@ -49,14 +49,10 @@ type number[T ~int | ~uint8] struct {
 	none     bool
 	zero     string // what 0, below min, would mean: "computed"; "" when 0 is refused or within min..max
 	pow2     bool
-	step     int // allowed: multiples of it; 0: any
 }
 
 func (c number[T]) allowed() string {
 	what := fmt.Sprintf("a number from %d to %d", c.min, c.max)
-	if c.step != 0 {
-		what = fmt.Sprintf("a multiple of %d from %d to %d", c.step, c.min, c.max)
-	}
 	if c.pow2 {
 		what = fmt.Sprintf("a power of two from %d to %d", c.min, c.max)
 	}
@@ -82,7 +78,7 @@ func (c number[T]) decode(s *settings, path string, n *node) error {
 	if err != nil {
 		return err
 	}
-	if !(v == 0 && c.zero != "") && (v < c.min || c.pow2 && v&(v-1) != 0 || c.step != 0 && v%c.step != 0) {
+	if !(v == 0 && c.zero != "") && (v < c.min || c.pow2 && v&(v-1) != 0) {
 		return n.refuse(path, c.allowed())
 	}
 	*c.at(s) = T(v)

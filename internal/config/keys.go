@@ -85,7 +85,7 @@ var keys = []key{
 	{path: "nat.timeouts.icmp", help: "idle time of echo links", codec: duration{func(s *settings) *time.Duration { return &s.rules.Timeouts.ICMP }}},
 	{path: "nat.timeouts.other", help: "idle time of links of other protocols", codec: duration{func(s *settings) *time.Duration { return &s.rules.Timeouts.Other }}},
 	{path: "nat.timeouts.fragment", help: "how long a datagram's fragments are waited for", codec: duration{func(s *settings) *time.Duration { return &s.rules.Timeouts.Fragment }}},
-	{path: "nat.blocks.size", help: "ports in a subscriber's block, 0 for no blocks", codec: number[int]{at: func(s *settings) *int { return &s.rules.Blocks.Size }, min: 4, max: 32768, step: 4, zero: "off"}},
+	{path: "nat.blocks.size", help: "ports in a subscriber's block, 0 for no blocks", codec: number[int]{at: func(s *settings) *int { return &s.rules.Blocks.Size }, min: 1, max: 32768, zero: "off"}},
 	{path: "nat.blocks.max_per_host", help: "blocks that one inside host may hold", codec: number[int]{at: func(s *settings) *int { return &s.rules.Blocks.MaxPerHost }, min: 1, max: 16384}},
 	{path: "nat.blocks.idle_release", help: "a block goes back this long after its last link", codec: duration{func(s *settings) *time.Duration { return &s.rules.Blocks.IdleRelease }}},
 	{path: "nat.blocks.rest", help: "and to another host no sooner than this after", codec: duration{func(s *settings) *time.Duration { return &s.rules.Blocks.Rest }}},
