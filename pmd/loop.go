@@ -171,8 +171,9 @@ func (l *Loop) end() {
 	l.event = -1
 }
 
-// place gives the thread its core and priority.
+// place gives the thread its name, core and priority.
 func (l *Loop) place() error {
+	cpu.NameThread(fmt.Sprintf("worker%d", l.w.o.Index))
 	if l.o.Core >= 0 {
 		if err := cpu.Pin(l.o.Core); err != nil {
 			return fmt.Errorf("worker %d: %w", l.w.o.Index, err)

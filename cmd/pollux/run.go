@@ -97,6 +97,7 @@ func (s *service) run(start func(pmd.Options) (*pmd.Gateway, error), failed func
 	logs.release()
 	fmt.Fprintln(stdout, readyLine(cfg, gateway))
 	tell("READY=1")
+	defer startWatchdog(watchdogLimit(), gateway.Pulse).Close()
 
 	over := make(chan struct{})
 	defer close(over)
