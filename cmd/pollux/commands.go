@@ -24,6 +24,8 @@ func commands() []*cli.Command {
 		rtcacheCommand(),
 		pktgenCommand(),
 		perfCommand(),
+		completionCommand(),
+		manCommand(),
 		versionCommand(),
 	}
 }

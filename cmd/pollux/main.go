@@ -38,6 +38,10 @@ func main() { os.Exit(start(os.Args, os.Stdout, os.Stderr)) }
 
 // start runs one command and returns its exit status. An error is one line on stderr.
 func start(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 1 && args[1] == completeName {
+		complete(args[2:], stdout)
+		return statusOK
+	}
 	err := newApp(stdout, stderr).Run(joinBools(watchAlone(flagsFirst(args))))
 	if err == nil {
 		return statusOK

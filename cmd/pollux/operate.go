@@ -42,7 +42,7 @@ func reloadCommand() *cli.Command {
 			"   pollux reload                    # the file that the gateway was started with\n" +
 			"   pollux reload -c new.yaml --dry-run",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "control", Usage: "control socket of the gateway", DefaultText: config.DefaultSocket + ", or what -c says"},
+			&cli.StringFlag{Name: "control", Usage: "control socket of the gateway", DefaultText: socketDefault + ", or what -c says"},
 			&cli.StringFlag{Name: "config", Aliases: []string{"c"}, Usage: "take the configuration from `FILE` instead of the gateway's own; it finds the socket too"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, change nothing"},
 			&cli.BoolFlag{Name: "json", Usage: "the API's own answer"},
@@ -52,7 +52,7 @@ func reloadCommand() *cli.Command {
 				return err
 			}
 			request := control.ReloadRequest{DryRun: c.Bool("dry-run")}
-			path := config.DefaultSocket
+			path := usualSocket()
 			if file := c.String("config"); file != "" {
 				text, err := config.ReadFile(file)
 				if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"os"
 	"text/tabwriter"
 
 	"github.com/urfave/cli/v2"
@@ -41,7 +42,7 @@ func showCommand() *cli.Command {
 // clientFlags find the control socket.
 func clientFlags(more ...cli.Flag) []cli.Flag {
 	return append([]cli.Flag{
-		&cli.StringFlag{Name: "control", Usage: "control socket of the gateway", DefaultText: config.DefaultSocket},
+		&cli.StringFlag{Name: "control", Usage: "control socket of the gateway", DefaultText: socketDefault},
 		&cli.StringFlag{Name: "config", Aliases: []string{"c"}, Usage: "take control.socket from `FILE`, the gateway's configuration"},
 		&cli.BoolFlag{Name: "json", Usage: "the API's own answer"},
 	}, more...)
@@ -57,6 +58,19 @@ func given(c *cli.Context, name string) string {
 	return ""
 }
 
+// socketDefault says it in help texts.
+const socketDefault = config.DefaultSocket + ", else that of the service"
+
+// usualSocket is where a gateway is looked for when nobody says where it is: one that was started by hand, else the service.
+func usualSocket() string {
+	if _, err := os.Stat(config.DefaultSocket); err != nil {
+		if _, err := os.Stat(config.ServiceSocket); err == nil {
+			return config.ServiceSocket
+		}
+	}
+	return config.DefaultSocket
+}
+
 // clientOf connects to the socket that --control or the gateway's own file names.
 func clientOf(c *cli.Context) (*control.Client, error) {
 	path := given(c, "control")
@@ -64,7 +78,7 @@ func clientOf(c *cli.Context) (*control.Client, error) {
 	case path != "" && file != "":
 		return nil, errors.New("--control: is given besides -c; allowed: one of them")
 	case path == "" && file == "":
-		path = config.DefaultSocket
+		path = usualSocket()
 	case path == "":
 		cfg, err := config.Load(file, nil, config.Run)
 		if err != nil {

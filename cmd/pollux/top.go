@@ -11,7 +11,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"pollux/internal/config"
 	"pollux/internal/control"
 	"pollux/internal/top"
 )
@@ -26,7 +25,7 @@ func topCommand() *cli.Command {
 			"   ssh gateway -t pollux top\n" +
 			"   pollux top --json --interval 10s      # rates over ten seconds, for a script",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "control", Usage: "control socket of the gateway", DefaultText: config.DefaultSocket},
+			&cli.StringFlag{Name: "control", Usage: "control socket of the gateway", DefaultText: socketDefault},
 			&cli.StringFlag{Name: "config", Aliases: []string{"c"}, Usage: "take control.socket from `FILE`, the gateway's configuration"},
 			&cli.DurationFlag{Name: "interval", Usage: "`TIME` between two samples", Value: time.Second},
 			&cli.StringFlag{Name: "sort", Usage: "hosts by `WHAT`: links or refused", Value: string(top.ByLinks)},

@@ -97,6 +97,8 @@ type boolean struct{ at func(*settings) *bool }
 
 func (boolean) allowed() string { return "true or false" }
 
+func (boolean) choices() []string { return []string{"true", "false"} }
+
 func (n *node) boolean(path string) (bool, error) {
 	if err := n.is(scalar, path, "true or false"); err != nil {
 		return false, err
@@ -125,6 +127,8 @@ type words[T ~int | ~uint8 | ~bool] struct {
 }
 
 func (c words[T]) allowed() string { return strings.Join(c.names, " | ") }
+
+func (c words[T]) choices() []string { return c.names }
 
 func (c words[T]) decode(s *settings, path string, n *node) error {
 	if err := n.is(scalar, path, c.allowed()); err != nil {

@@ -10,8 +10,9 @@ type Flag struct {
 	Key     string   // the key's path
 	Usage   string
 	Default string
-	Bool    bool // takes no value, or =true or =false
-	Multi   bool // may be repeated; each is one element, and together they replace the file's list
+	Bool    bool     // takes no value, or =true or =false
+	Multi   bool     // may be repeated; each is one element, and together they replace the file's list
+	Choices []string // all values that there are; nil: more than can be listed
 }
 
 // Arg is one flag as it was given.
@@ -43,6 +44,9 @@ func Flags() []Flag {
 			f.Default = k.codec.encode(s).text
 		}
 		_, f.Bool = k.codec.(boolean)
+		if c, ok := k.codec.(interface{ choices() []string }); ok {
+			f.Choices = c.choices()
+		}
 		flags = append(flags, f)
 	}
 	return flags

@@ -99,6 +99,9 @@ func defaults() *settings {
 // DefaultSocket is the control socket's path when nothing else is said.
 const DefaultSocket = "/run/pollux.sock"
 
+// ServiceSocket is where the systemd service, which may not write to /run itself, is told to have it.
+const ServiceSocket = "/run/pollux/pollux.sock"
+
 const (
 	durationMin = time.Millisecond    // the dataplane's tick
 	durationMax = 20 * 24 * time.Hour // what the dataplane's wrapping clock can tell apart
