@@ -19,7 +19,7 @@ NEEDS := ip:iproute2 nft:nftables iptables:iptables iperf3:iperf3 curl:curl ping
          tmux:tmux clang:clang llvm-strip:llvm shellcheck:shellcheck /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .DEFAULT_GOAL := build
-.PHONY: build help deps lint test unit checked integration bench bench-compare fuzz soak generate demo clean
+.PHONY: build help deps lint test unit checked integration bench bench-compare fuzz soak generate demo deb clean
 
 build: ## build bin/pollux
 	$(GO) build -trimpath -o $(BIN) ./cmd/pollux
@@ -86,6 +86,20 @@ generate: deps ## rebuild the XDP program and whatever else is generated and com
 
 demo: build ## see a NAT at work: three network namespaces, real traffic, AF_XDP (needs root)
 	$(SUDO) $(BIN) demo
+
+# Of the last tag, or 0.0 and the commit's date, with the commit: 0.0+20261130.1a2b3c4
+VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-/+/; s/-/./g' | grep . || git log -1 --date=format:%Y%m%d --format=0.0+%cd.%h)
+MAINTAINER ?= pollux <root@localhost>
+
+deb: ## build the Debian package bin/pollux_VERSION_ARCH.deb (VERSION=x.y MAINTAINER="name <address>")
+	rm -rf bin/deb && mkdir -p bin/deb
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags=-s -o bin/deb/pollux ./cmd/pollux
+	bin/deb/pollux man | gzip -9n > bin/deb/pollux.8.gz
+	for shell in bash zsh fish; do bin/deb/pollux completion $$shell > bin/deb/completion.$$shell || exit 1; done
+	printf 'pollux (%s) unstable; urgency=medium\n\n  * Built from %s.\n\n -- %s  %s\n' \
+	   '$(VERSION)' "$$(git log -1 --format=%h)" '$(MAINTAINER)' "$$(git log -1 --format=%cD)" | gzip -9n > bin/deb/changelog.gz
+	VERSION='$(VERSION)' MAINTAINER='$(MAINTAINER)' ARCH=$$($(GO) env GOARCH) SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	  $(GO) tool -modfile=tools/go.mod nfpm package --config deploy/nfpm.yaml --packager deb --target bin/
 
 clean: ## remove what was built
 	rm -rf bin
