@@ -15,7 +15,7 @@ SOAKPACKETS ?= 12000000
 TESTTIME ?= 15m
 
 # What the tests and the generator use beyond Go itself: the command or file to look for, and its Debian package.
-NEEDS := ip:iproute2 nft:nftables iptables:iptables iperf3:iperf3 curl:curl ping:iputils-ping traceroute:traceroute promtool:prometheus nfcapd:nfdump \
+NEEDS := ip:iproute2 nft:nftables iptables:iptables iperf3:iperf3 curl:curl ping:iputils-ping traceroute:traceroute promtool:prometheus nfcapd:nfdump systemd-analyze:systemd man:man-db \
          tmux:tmux clang:clang llvm-strip:llvm shellcheck:shellcheck /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .DEFAULT_GOAL := build
