@@ -51,6 +51,29 @@ func (s *Space) Fixed(alias packet.Addr, rw Row, port uint16, host packet.Addr) 
 	return true
 }
 
+// ExclusiveAt takes a port that a former Exclusive gave: claimed and counted, not chosen. False: somebody uses it, or the alias is
+// unknown.
+func (s *Space) ExclusiveAt(alias packet.Addr, rw Row, port uint16, host packet.Addr) bool {
+	a := s.alias(alias)
+	if a == nil || rw >= Rows {
+		return false
+	}
+	r := a.row(rw)
+	if r == nil || r.uses[port] != 0 || s.resting(a, rw, port) {
+		return false
+	}
+	q := query{a: a, r: r, c: &s.caches.all[0], row: rw}
+	r.offer(port)
+	if !s.claim(&q, port) {
+		return false
+	}
+	if host != 0 && s.o.PortsPerHost > 0 {
+		q.host = s.ledger.host(host)
+	}
+	s.commit(&q, port)
+	return true
+}
+
 // Release gives a port back that Exclusive, Toward, Pair or Fixed gave: once for each time. p is the peer of a shared port (the one
 // given to Toward; for Fixed, the link's remote). A port that is not in use stays as it is.
 func (s *Space) Release(alias packet.Addr, rw Row, port uint16, host packet.Addr, p Peer, now clock.Tick) {

@@ -26,7 +26,7 @@ func (s *Shard) Regions() (all []*offheap.Region, ports int, err error) {
 	all = append(all, p...)
 	for _, r := range all {
 		if r.FD() < 0 {
-			return nil, 0, errors.New("the tables are in memory of this process alone, because the kernel had no huge pages for shared memory at the start; a restart loses the links")
+			return nil, 0, errors.New("the tables are in memory of this process alone: the kernel had no huge pages for shared memory at the start; limits.memory: use does without")
 		}
 	}
 	return all, len(p), nil

@@ -311,8 +311,12 @@ func TestAgainstOracle(t *testing.T) {
 		defer func() { _ = w.s.Close() }()
 		flagSets := []uint8{syn, syn | ack, ack, ack, fin | ack, rst, ack | rst}
 		for range rapid.IntRange(1, 300).Draw(rt, "steps") {
-			if rapid.IntRange(0, 49).Draw(rt, "handover") == 0 { // to another process: nobody may notice
+			switch rapid.IntRange(0, 99).Draw(rt, "handover") { // to another process: nobody may notice
+			case 0, 1:
 				w.s = handOver(t, w.s)
+			case 2:
+				w.s = rebuild(t, w.s)
+				o.recycled = 0
 			}
 			local := Local{prv1 + packet.Addr(rapid.IntRange(0, 3).Draw(rt, "host")), uint16(rapid.IntRange(2000, 2006).Draw(rt, "lport"))}
 			remote := Remote{ext1 + packet.Addr(rapid.IntRange(0, 2).Draw(rt, "remote")), uint16(rapid.IntRange(1, 3).Draw(rt, "rport"))}

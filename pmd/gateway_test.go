@@ -24,7 +24,7 @@ func labOptions() Options {
 	return Options{
 		Ports: []PortOptions{{lab.InsideDevice, nat.Inside}, {lab.OutsideDevice, nat.Outside}},
 		Idle:  Adaptive, Mode: ModeAuto, RingSize: 1024, Rules: rules,
-		Limits: nat.Limits{Links: 10000, Fragments: 256}, RTCache: true,
+		Limits: nat.Limits{Links: 10000, Fragments: 256}, RTCache: true, Populate: true,
 	}
 }
 

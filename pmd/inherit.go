@@ -244,7 +244,7 @@ func (h *Inheritance) regions(g *Gateway) (all [][]*offheap.Region, err error) {
 			if err != nil {
 				return nil, err
 			}
-			if i < len(fds)-h.m.Shards[k].Ports { // those of ports are used here and there
+			if g.o.Populate && i < len(fds)-h.m.Shards[k].Ports { // those of ports are used here and there
 				if err := r.Populate(); err != nil { // page tables: the pages are there
 					return nil, err
 				}

@@ -1,6 +1,8 @@
 package pmd
 
 import (
+	"time"
+
 	"pollux/nat"
 	"pollux/rtcache"
 )
@@ -48,6 +50,8 @@ type Options struct {
 	RTCache       bool
 	ReversePath   rtcache.ReversePathMode
 	IPv6Forward   bool
+	SnapshotFile  string           // "": no snapshots of the links
+	SnapshotEvery time.Duration    // between two of them
 	Events        []*nat.EventRing // one for each worker: the translation log; nil: there is none. They outlive the gateway
 	RouteBuffer   int              // bytes of the buffer for the kernel's routing messages; 0: what rtcache takes
 }

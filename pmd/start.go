@@ -39,7 +39,7 @@ const (
 func Start(o Options) (*Gateway, error) {
 	g := &Gateway{o: o, quit: make(chan struct{}), done: make(chan struct{}), space: namespace{-1}}
 	for _, step := range []func() error{
-		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.populate, g.readSpread, g.openSockets, g.loadPrograms, g.startWorkers, g.attach,
+		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.populate, g.readSpread, g.openSockets, g.loadPrograms, g.startWorkers, g.restoreSnapshot, g.attach,
 	} {
 		if err := step(); err != nil {
 			if undo := g.Stop(); undo != nil {
@@ -221,7 +221,7 @@ func (g *Gateway) openShards() error {
 		if len(g.o.Events) > 0 {
 			o.Events = g.o.Events[i]
 		}
-		w.shard, err = nat.New(o)
+		onCore(w.core, func() { w.shard, err = nat.New(o) })
 		if errors.Is(err, unix.ENOMEM) {
 			free, _ := memAvailable()
 			return fmt.Errorf("limits.links: tables for %d links do not fit, %d MiB are available: %w", g.o.Limits.Links, free>>20, err)
@@ -232,6 +232,17 @@ func (g *Gateway) openShards() error {
 		mapped += w.shard.Counters().Memory - w.shard.Taken()
 	}
 	return checkMemory(g.o.Limits.Links, mapped)
+}
+
+// onCore runs f on a thread of the core, so that the memory that it takes is of the core's NUMA node.
+func onCore(core int, f func()) {
+	var done sync.WaitGroup
+	done.Go(func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its affinity
+		_ = cpu.Pin(core)      // or wherever it is: the worker's own start tells what is wrong with its core
+		f()
+	})
+	done.Wait()
 }
 
 // shardOptions says what shards are made of, but for each one's number. It makes the steering.
@@ -443,6 +454,7 @@ func (g *Gateway) startControl() {
 	g.goInSpace(g.watchListeners)
 	g.goInSpace(g.followSpread)
 	g.goInSpace(g.announcements)
+	g.goInSpace(g.snapshots)
 }
 
 // goInSpace runs f on a goroutine whose thread is in the gateway's network namespace.

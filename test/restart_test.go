@@ -3,6 +3,8 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -119,5 +121,57 @@ func TestRestart(t *testing.T) {
 				t.Logf("the gateway said:\n%s", o.Output())
 			}
 		})
+	}
+}
+
+// A gateway that is killed and started again goes on with the links of its last snapshot: an open session does not notice.
+func TestSnapshotAfterACrash(t *testing.T) {
+	l := newLab(t, lab.Options{})
+	in, out := l.Inside[0], l.Outside[0]
+	o := operate(t, l, 1, `alias: ["203.0.113.1"]`, "same_ports: false")
+	text, err := os.ReadFile(o.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Stop(syscall.SIGTERM, 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(l.Dir, "links")
+	if err := os.WriteFile(o.file, append(text, []byte("snapshot: {file: "+kept+", interval: 100ms}\n")...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o.gateway = run(t, l, "-c", o.file)
+	shell, err := lab.ServeTCP(out.Namespace, at(out.Addr, 22), lab.Echo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shell.Close()
+	session, err := lab.OpenSession(o.ctx, in.Namespace, at(out.Addr, 22))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	if _, err := session.Type("before", 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	before := o.tuples()
+	var written time.Time
+	for range 2 { // the second one was begun after the session was there
+		eventually(t, 10*time.Second, func() error {
+			info, err := os.Stat(kept)
+			if err != nil || info.ModTime().Equal(written) {
+				return fmt.Errorf("no new snapshot: %v", err)
+			}
+			written = info.ModTime()
+			return nil
+		})
+	}
+	o.Stop(syscall.SIGKILL, 0)
+	o.gateway = run(t, l, "-c", o.file)
+	if after := o.tuples(); !slices.Equal(after, before) || len(after) == 0 {
+		t.Errorf("links before: %v\nand after: %v", before, after)
+	}
+	if _, err := session.Type("after", 10*time.Second); err != nil {
+		t.Errorf("the session did not survive: %v", err)
 	}
 }

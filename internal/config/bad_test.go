@@ -33,7 +33,7 @@ var badInputs = []struct{ name, yaml, want string }{
 	{"nested too deep", "a: [[[[[[[[»[[[[[]]]]]]]]]]]]]\n", "nested too deep"},
 
 	// Keys.
-	{"unknown key", base + "»wrokers: {}\n", `unknown key "wrokers"; allowed: ports, workers, mode, rings, limits, nat, routing, control, log, replay`},
+	{"unknown key", base + "»wrokers: {}\n", `unknown key "wrokers"; allowed: ports, workers, mode, rings, limits, nat, routing, control, log, snapshot, replay`},
 	{"unknown key in a section", base + "limits: {»link: 5}\n", `unknown key "link" in limits; allowed: links, memory, links_per_host`},
 	{"unknown key two deep", base + "  timeouts: {udp: 30s, »tcp: 30s}\n", `unknown key "tcp" in nat.timeouts`},
 	{"unknown key in ports", "ports: [{name: a, »side: inside}]\n", `unknown key "side" in ports[0]; allowed: name, role`},

@@ -65,6 +65,9 @@ func (s *settings) checkBlocks() error {
 	if size == 0 {
 		return nil
 	}
+	if s.snapshotFile != "" {
+		return errorAt(s.where["snapshot.file"], "snapshot.file: with nat.blocks (size is %d) links can't be restored from a snapshot; allowed: one of them", size)
+	}
 	if last := int(r.Low) + size - 1; last > int(r.High) {
 		return errorAt(s.where["nat.blocks.size"], "nat.blocks.size is %d, but port_range %d-%d holds no whole block (the first would be %d-%d); allowed: a smaller size or a wider range",
 			size, r.Low, r.High, r.Low, last)

@@ -82,6 +82,9 @@ func (c *Config) Gateway() pmd.Options {
 		Populate: s.populate,
 		RTCache:  s.rtcache, ReversePath: s.reversePath, IPv6Forward: s.ipv6Forward,
 	}
+	if s.snapshotFile != "" {
+		o.SnapshotFile, o.SnapshotEvery = s.snapshotFile, s.snapshotEvery
+	}
 	for _, p := range s.ports {
 		o.Ports = append(o.Ports, pmd.PortOptions{Name: p.name, Side: p.side})
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -117,6 +118,10 @@ var keys = []key{
 		codec: words[bool]{at: func(s *settings) *bool { return &s.messages.JSON }, names: []string{"text", "json"}, value: []bool{false, true}}},
 	{path: "log.severity", help: "and from which severity on",
 		codec: words[slog.Level]{at: func(s *settings) *slog.Level { return &s.messages.Least }, names: []string{"info", "warn", "error"}, value: []slog.Level{slog.LevelInfo, slog.LevelWarn, slog.LevelError}}},
+
+	{path: "snapshot.file", help: "file that keeps the links for a start after a crash; empty for none",
+		codec: text{at: func(s *settings) *string { return &s.snapshotFile }, what: `an absolute path or ""`, check: func(v string) bool { return v == "" || filepath.IsAbs(v) && len(v) < 4000 }}},
+	{path: "snapshot.interval", help: "how often it is written", codec: duration{func(s *settings) *time.Duration { return &s.snapshotEvery }}},
 
 	{path: "replay.inside_mac", help: "replay: the gateway's MAC inside", codec: mac{func(s *settings) *[6]byte { return &s.replay.InsideMAC }}},
 	{path: "replay.outside_mac", help: "replay: the gateway's MAC outside", codec: mac{func(s *settings) *[6]byte { return &s.replay.OutsideMAC }}},

@@ -42,6 +42,9 @@ type settings struct {
 	messages    Messages
 	replay      Replay
 
+	snapshotFile  string
+	snapshotEvery time.Duration
+
 	where map[string]place // of each key that was given
 }
 
@@ -80,7 +83,9 @@ func defaults() *settings {
 		rules:    nat.DefaultRules(),
 		populate: true,
 		rtcache:  true,
-		control:  Control{Socket: DefaultSocket, Mode: 0o660},
+
+		snapshotEvery: time.Minute,
+		control:       Control{Socket: DefaultSocket, Mode: 0o660},
 		replay: Replay{
 			InsideMAC:     [6]byte{2, 0, 0, 0, 0, 1},
 			OutsideMAC:    [6]byte{2, 0, 0, 0, 1, 1},
