@@ -175,3 +175,56 @@ func TestSnapshotAfterACrash(t *testing.T) {
 		t.Errorf("the session did not survive: %v", err)
 	}
 }
+
+// What lies in the program's place is no pollux, or one that does not start: the old process goes on, and a right one takes over.
+func TestRestartWithABrokenProgram(t *testing.T) {
+	l := newLab(t, lab.Options{})
+	const public = "203.0.113.1:5000"
+	program := filepath.Join(l.Dir, "pollux")
+	install := func(text []byte) {
+		t.Helper()
+		if err := os.WriteFile(program+".new", text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(program+".new", program); err != nil {
+			t.Fatal(err)
+		}
+	}
+	right, err := os.ReadFile(pollux(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	install(right)
+	o := &operated{file: filepath.Join(l.Dir, "pollux.yaml"), ctx: limited(t, 90*time.Second)}
+	o.write(t, 1, `alias: ["203.0.113.1"]`, "redirect_port: ["+published(public, 6000)+"]")
+	p, err := l.StartGateway(program, "-c", o.file, "--idle", "adaptive")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.gateway = &gateway{Process: p, Client: control.NewClient(l.Socket()), t: t, l: l}
+	pid := p.PID()
+	t.Cleanup(func() {
+		syscall.Kill(pid, syscall.SIGTERM)
+		<-p.Done()
+	})
+	s := startStreams(t, l, public, 6000)
+	before := o.tuples()
+	for name, text := range map[string]string{
+		"it ends at once": "#!/bin/sh\nexit 0\n", "it is no program": "no program", "it says something else": "#!/bin/sh\necho hello >&3\n",
+	} {
+		install([]byte(text))
+		if out, err := o.do("restart"); err == nil || !strings.Contains(err.Error(), "restart: ") {
+			t.Errorf("%s: %v %s", name, err, out)
+		}
+		s.flow()
+	}
+	if after := o.tuples(); !slices.Equal(after, before) {
+		t.Errorf("links before: %v\nand after: %v", before, after)
+	}
+	install(right)
+	if pid = o.restart().PID; pid == p.PID() {
+		t.Error("nobody took over")
+	}
+	s.flow()
+	s.stop()
+}
