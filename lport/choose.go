@@ -8,10 +8,11 @@ import (
 )
 
 const (
-	ownWords   = 64 // words looked at for a port that this worker owns, before it claims one beyond its share
-	stealAfter = 16 // conflicts in one search without a cache, after which an emptier cache is taken from another peer
-	refills    = 8  // rescans of the owner bytes in one request
-	plenty     = 8  // a row of which one in so many is a candidate: its worker needs no news of bytes that others give back
+	ownWords   = 64   // words looked at for a port that this worker owns, before it claims one beyond its share
+	stealAfter = 16   // conflicts in one search without a cache, after which an emptier cache is taken from another peer
+	refills    = 8    // rescans of the owner bytes in one request
+	wellKnown  = 1024 // ports below it stay below it, others above, while that is possible (RFC 4787 REQ-3a)
+	plenty     = 8    // a row of which one in so many is a candidate: its worker needs no news of bytes that others give back
 )
 
 // Exclusive gives a port that nobody uses on (alias, row): an endpoint-independent mapping. Errors: ErrNoPort, ErrHostLimit.
@@ -232,6 +233,23 @@ func (s *Space) attempt(q *query, r *Request) int32 {
 			return int32(want)
 		}
 	}
+	if lo, hi := q.lo, q.hi; lo < wellKnown && hi >= wellKnown && q.row <= RowUDP {
+		if want < wellKnown {
+			q.hi = wellKnown - 1
+		} else {
+			q.lo = wellKnown
+		}
+		port := s.another(q, r, crowded)
+		q.lo, q.hi = lo, hi
+		if port >= 0 {
+			return port
+		}
+	}
+	return s.another(q, r, crowded)
+}
+
+// another gives a port that the host did not ask for.
+func (s *Space) another(q *query, r *Request, crowded bool) int32 {
 	if crowded && q.shared {
 		if port := s.ownNearFirst(q); port >= 0 {
 			return port

@@ -89,6 +89,25 @@ func TestRFC4787_REQ3a_WellKnownPorts(t *testing.T) {
 	}
 	asked := newRig(t, func(o *nat.Options) { o.Rules.PortRange = nat.PortRange{Low: 1, High: 65535} })
 	asked.wantOut(udp(prv1, 500, ext, 53), end{masq, 500})
+	if a := asked.out(udp(prv2, 500, ext, 53)); a.port >= 1024 { // also with another number
+		t.Errorf("port 500 became %d", a.port)
+	}
+	for i := range uint16(300) {
+		for _, host := range []packet.Addr{prv1, prv2} {
+			if a := asked.out(tcp(syn, host, 5000+i, ext, 80)); a.port < 1024 {
+				t.Errorf("port %d became %d", 5000+i, a.port)
+			}
+		}
+	}
+	// but no flow fails while the other part has a port
+	small := newRig(t, func(o *nat.Options) { o.Rules.PortRange = nat.PortRange{Low: 1023, High: 1025} })
+	seen := map[uint16]bool{}
+	for i := range packet.Addr(3) {
+		seen[small.out(udp(prv1+i, 500, ext, 53)).port] = true
+	}
+	if len(seen) != 3 || !seen[1023] || !seen[1025] {
+		t.Errorf("a range of three gave %v", seen)
+	}
 }
 
 func TestRFC4787_REQ4_Parity(t *testing.T) {
