@@ -73,7 +73,9 @@ func candidates(app *cli.App, words []string) (list []candidate, files bool) {
 		return list, files
 	case strings.HasPrefix(last, "-"):
 		for _, f := range flags {
-			list = append(list, candidate{dashed(f.Names()[0]), f.(cli.DocGenerationFlag).GetUsage()})
+			for _, n := range f.Names() {
+				list = append(list, candidate{dashed(n), f.(cli.DocGenerationFlag).GetUsage()})
+			}
 		}
 		return append(list, candidate{"--help", "what it does and takes"}), false
 	}
