@@ -631,7 +631,7 @@ func TestSpecA7_BadRules(t *testing.T) {
 		"tcp as protocol": func(r *nat.Rules) { r.RedirectProto = []nat.RedirectProto{{Proto: 6, Local: prv1}} },
 		"timeout":         func(r *nat.Rules) { r.Timeouts.UDP = 0 },
 		"alias twice":     func(r *nat.Rules) { r.Alias = []packet.Addr{masq, masq} },
-		"block size":      func(r *nat.Rules) { r.Blocks.Size = 102 },
+		"block size":      func(r *nat.Rules) { r.Blocks.Size = 1 << 16 },
 	} {
 		bad := r.rules
 		bad.DenyIncoming = false

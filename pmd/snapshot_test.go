@@ -156,7 +156,7 @@ func TestSnapshot(t *testing.T) {
 	// The goroutine that writes them does, and replaces the broken one.
 	o.SnapshotEvery = 10 * time.Millisecond
 	g.Stop()
-	if g, err = startIn(t, l, o); err != nil {
+	if _, err = startIn(t, l, o); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
