@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -113,6 +114,11 @@ func startSuccessor() (*exec.Cmd, *pmd.Courier, error) {
 	}
 	cmd := exec.Command(ownPath, succeedCommandName)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdout, os.Stderr, []*os.File{theirs}
+	if os.Getenv("NOTIFY_SOCKET") != "" {
+		// A service manager must be the successor's parent before it is told of it: systemd gives a main process that is not its
+		// child no time to stop.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_PARENT}
+	}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine, and its affinity with it

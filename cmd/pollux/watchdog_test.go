@@ -76,10 +76,17 @@ func TestWatchdogOfAHungWorker(t *testing.T) {
 	for len(list) > 0 {
 		<-list
 	}
-	select { // no machine is too slow for this: nothing can be sent
-	case got := <-list:
-		t.Errorf("a worker hangs, and the service manager is told %q", got)
-	case <-time.After(time.Second):
+	beats := 0
+	for end := time.After(time.Second); ; { // no machine is too slow for this: nothing can be sent, but what was under way
+		select {
+		case <-list:
+			if beats++; beats > 1 {
+				t.Fatal("a worker hangs, and the service manager is told that all is well")
+			}
+			continue
+		case <-end:
+		}
+		break
 	}
 	resume()
 	await(t, list, "WATCHDOG=1")
