@@ -8,7 +8,7 @@ import (
 )
 
 // tuple is a packet's 5-tuple as it is seen on one side: addresses, then ports, protocol, side, and for ICMP queries whether
-// it asks or answers. Two words, compared as such. The order of fields is that of packet.Headers, so that the compiler makes one load of two.
+// it asks or answers. Two words, compared as such. Their order is that of packet.Headers.Key.
 type tuple struct {
 	addrs uint64 // source | destination << 32
 	ports uint64 // source | destination << 16, then from bit 32: protocol (8 bits), side (1), request (1)
@@ -40,11 +40,8 @@ func asks(h *packet.Headers) bool { return h.ICMPType == 8 || h.ICMPType == 13 }
 
 // plainKey is the key of a packet of TCP or UDP, the first draft of any other's.
 func plainKey(p *Packet) tuple {
-	h := &p.H
-	return tuple{
-		addrs: uint64(h.Src) | uint64(h.Dst)<<32,
-		ports: uint64(h.SrcPort) | uint64(h.DstPort)<<16 | uint64(h.Proto)<<32 | uint64(p.Side)<<40,
-	}
+	addrs, ports := p.H.Key()
+	return tuple{addrs, ports | uint64(p.Side)<<40}
 }
 
 // tupleOf is the key under which a whole packet is looked up. ok is false for what has no link of its own: later

@@ -87,12 +87,11 @@ type Packet struct {
 	Reason   reason.Reason
 	ICMPType uint8    // with Answer
 	ICMPCode uint8    // with Answer
-	slot     uint32   // Touch: the line that may be its link's; 0: none was found, or it has to go the long way anyhow
+	slot     uint32   // Touch: the line that may be its link's; 0: none was found. Before that, the hash of its key
 	Hop      *HopSlot // with Forward: slot of the link's direction; nil when the packet belongs to no link, and with all else
 
 	// Between Touch and Translate.
-	key  tuple  // what the packet is looked up by
-	hash uint32 // of key
+	ports uint64 // second word of the key that the packet is looked up by; the first is in H
 }
 
 // A Packet begins as packet.ParseEach will have it.
@@ -102,11 +101,11 @@ const (
 )
 
 // Parse is packet.ParseEach for a burst.
-func Parse(b []Packet, word, mask uint64) int {
+func Parse(b []Packet, accept *packet.Accept) int {
 	if len(b) == 0 {
 		return 0
 	}
-	return packet.ParseEach((*packet.Record)(unsafe.Pointer(&b[0])), unsafe.Sizeof(b[0]), len(b), word, mask)
+	return packet.ParseEach((*packet.Record)(unsafe.Pointer(&b[0])), unsafe.Sizeof(b[0]), len(b), accept)
 }
 
 // Released is a held packet that goes back to the worker: either to be parsed and translated again, or to be dropped.

@@ -28,7 +28,7 @@ func (s *Shard) touch(b []Packet) {
 		p := &b[i]
 		key := plainKey(p)
 		h := s.seed.tuple(key)
-		p.key, p.hash = key, h
+		p.ports, p.slot = key.ports, h
 		at[i&(burst-1)] = homeOf(h, n)
 	}
 	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(slots)), 8, at[:len(b)&(2*burst-1)])
@@ -37,7 +37,7 @@ func (s *Shard) touch(b []Packet) {
 		p := &b[i]
 		// The slot behind the last one is there, too: see Shard.padded.
 		pair := (*[2]uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(slots)), 8*uintptr(at[i&(burst-1)])))
-		l, miss := candidate(pair, p.hash)
+		l, miss := candidate(pair, p.slot)
 		p.slot = l
 		at[i&(burst-1)] = l
 		_, carry := bits.Sub64(0, miss, 0)
@@ -47,7 +47,7 @@ func (s *Shard) touch(b []Packet) {
 	for ; far != 0; far &= far - 1 {
 		i := len(b) - 1 - bits.TrailingZeros64(far)
 		p := &b[i]
-		p.slot = s.distant(p.hash)
+		p.slot = s.distant(s.seed.tuple(plainKey(p)))
 		at[i&(burst-1)] = p.slot
 		if p.slot == 0 {
 			misses++

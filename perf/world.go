@@ -224,8 +224,7 @@ func (w *world) take(port, n int, f func([]nat.Packet)) {
 
 // parse is the worker's second stage.
 func parse(b []nat.Packet) {
-	const unicast = 1
-	for i := nat.Parse(b, 0, unicast); i < len(b); i++ {
+	for i := nat.Parse(b, &packet.Unicast); i < len(b); i++ {
 		packet.Parse(b[i].Data, &b[i].H)
 	}
 }

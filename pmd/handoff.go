@@ -238,8 +238,8 @@ func (w *Worker) finishHanded(n int, now clock.Tick) {
 		w.tap.round()
 	}
 	b := w.burst[:n]
-	const unicast = 1 // the other worker has looked at the rest of the MAC address
-	for i := nat.Parse(b, 0, unicast); i < len(b); i++ {
+	// The other worker has looked at the rest of the MAC address.
+	for i := nat.Parse(b, &packet.Unicast); i < len(b); i++ {
 		packet.Parse(b[i].Data, &b[i].H)
 	}
 	w.finish(b, now)

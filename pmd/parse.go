@@ -19,8 +19,7 @@ func (w *Worker) parse(b []nat.Packet, from int) []nat.Packet {
 		packet.Parse(b[0].Data, &b[0].H)
 		return w.sift(b, 0)
 	}
-	word, mask := w.ports[from].word, w.ports[from].mask
-	n := nat.Parse(b, word, mask)
+	n := nat.Parse(b, &w.ports[from].accept)
 	if n == len(b) {
 		return b
 	}
@@ -59,7 +58,7 @@ func (w *Worker) pull(dst, src *nat.Packet) {
 // toPort reports whether a frame that Parse accepted, so at least an Ethernet header, is for the port it came in by.
 func (w *Worker) toPort(p *nat.Packet) bool {
 	port := &w.ports[p.Ingress]
-	return binary.LittleEndian.Uint64(p.Data)&port.mask == port.word
+	return binary.LittleEndian.Uint64(p.Data)&port.accept.Mask == port.accept.Word
 }
 
 // refuse deals with a frame that is not for the translator.

@@ -87,9 +87,8 @@ type Worker struct {
 // port is a WorkerPort and the frames that wait for its transmit ring.
 type port struct {
 	Port
-	word   uint64  // what the first 8 bytes of a frame, little endian, are under mask: the port's own MAC address, or with
-	mask   uint64  // anyMAC only that the bit for multicast is not set
-	mac    [6]byte // the port's own
+	accept packet.Accept // the port's own MAC address, or with anyMAC every unicast one
+	mac    [6]byte       // the port's own
 	side   nat.Side
 	anyMAC bool
 	arp    bool
@@ -230,9 +229,9 @@ func (w *Worker) drop(addr uint64, data []byte, r reason.Reason, answered bool) 
 func (p *port) setMAC(mac [6]byte) {
 	p.mac = mac
 	if p.anyMAC {
-		p.word, p.mask = 0, 1
+		p.accept = packet.Unicast
 		return
 	}
-	p.mask = 0xffff_ffff_ffff
-	p.word = uint64(binary.LittleEndian.Uint32(mac[:])) | uint64(binary.LittleEndian.Uint16(mac[4:]))<<32
+	p.accept.Mask = 0xffff_ffff_ffff
+	p.accept.Word = uint64(binary.LittleEndian.Uint32(mac[:])) | uint64(binary.LittleEndian.Uint16(mac[4:]))<<32
 }

@@ -6,6 +6,7 @@ package packet
 import (
 	"encoding/binary"
 	"net/netip"
+	"unsafe"
 
 	"pollux/internal/reason"
 )
@@ -83,22 +84,47 @@ const (
 
 // Headers is what Parse learned of one frame. It stays valid as a description of the packet *as received*: rewriting
 // changes the frame, never the Headers, so that Restore and ICMP errors can quote the packet as it was sent.
+//
+// It is four words of 8 bytes, and ParseEach writes no smaller ones: see words.
 type Headers struct {
 	Src, Dst         Addr   // outer IPv4 addresses
 	SrcPort, DstPort uint16 // see Kind
+	Proto            uint8  // IP protocol
+	zero             uint8  // never written
+	FragOff          uint16 // offset in bytes
 	L3, L4           uint16 // offset in the frame of the IP header, and of what follows it
 	Len              uint16 // IP total length; the frame may be longer (Ethernet padding)
 	FragID           uint16 // IP id
-	FragOff          uint16 // offset in bytes
-	_                uint16 // four words of 8 bytes: Parse writes no smaller ones
 	Kind             Kind
 	TTL              uint8
-	Proto            uint8 // IP protocol
 	TCPFlags         uint8
 	ICMPType         uint8
 	ICMPCode         uint8
+	_                uint8
 	Flags            Flags
 	Reason           reason.Reason // not None: refused; BadHeader, BadChecksum, BadSource
+}
+
+// words are the fields of Headers as they lie in memory, on a little-endian machine, which is all that pollux runs on.
+type words [4]uint64
+
+// Places of fields in words.
+const (
+	protoAt  = 32 // in the second word
+	lenAt    = 32 // in the third, FragID behind it
+	ttlAt    = 8  // in the fourth
+	tcpAt    = 16
+	flagsAt  = 48
+	plainAt  = EthernetLen | (EthernetLen+IPv4Len)<<16 // L3 and L4 of a plain packet
+	plainUDP = uint64(KindUDP) | uint64(FlagUnicastMAC|FlagPlain)<<flagsAt
+	plainTCP = uint64(KindTCP) | uint64(FlagUnicastMAC|FlagPlain)<<flagsAt
+)
+
+// Key returns what tells the flow of a packet from others: both addresses, source first, and a word of SrcPort, DstPort from
+// bit 16, Proto from bit 32, FragOff from bit 48. Bits 40 to 47 are 0.
+func (h *Headers) Key() (addrs, ports uint64) {
+	w := (*words)(unsafe.Pointer(h))
+	return w[0], w[1]
 }
 
 // Fragment reports whether the packet is a first or later fragment.

@@ -41,12 +41,15 @@ const (
 // forwarded has h.Reason set and Kind KindNone; its other fields hold what was learned until then. The frame is changed in one case only: a half-made L4 checksum of an unfragmented packet is
 // completed (DESIGN 9). Bytes beyond the IP total length are padding and never looked at.
 func Parse(frame []byte, h *Headers) {
-	if r := (Record{Data: frame}); ParseEach(&r, 0, 1, 0, 1) == 1 {
+	if r := (Record{Data: frame}); ParseEach(&r, unsafe.Sizeof(r), 1, &Unicast) == 1 {
 		*h = r.H
 		return
 	}
 	parseGeneral(frame, h)
 }
+
+// Unicast accepts every unicast MAC. Nobody changes it.
+var Unicast = Accept{Word: 0, Mask: 1}
 
 // Record is how the elements of an array begin that ParseEach walks.
 type Record struct {
@@ -54,79 +57,80 @@ type Record struct {
 	H    Headers
 }
 
+// Accept says which frames ParseEach takes: those whose first 8 bytes, read as little-endian, are Word under Mask. Bit 0 of
+// Mask must be set and that of Word clear, which is what unicast means.
+type Accept struct{ Word, Mask uint64 }
+
 // ParseEach is Parse for the packets of a burst, as far as they are what nearly every packet is: plain (FlagPlain), with a
-// checksum that need not be completed, and with first 8 bytes, read as little-endian, that are word under mask. Bit 0 of mask
-// must be set and that of word clear, which is what unicast means. There are n records, stride bytes apart. It stops at the
-// first packet that is anything else, whose H is not filled then, and returns how many there were before it. It refuses
-// nothing: that is for Parse, which knows why. It calls nothing either, so that all it needs stays in registers.
-func ParseEach(first *Record, stride uintptr, n int, word, mask uint64) int {
-	for i := range n {
-		r := (*Record)(unsafe.Add(unsafe.Pointer(first), uintptr(i)*stride))
+// checksum that need not be completed, and accepted. There are n records, stride bytes apart. It stops at the first packet
+// that is anything else, whose H is undefined then, and returns how many there were before it. It refuses nothing: that is
+// for Parse, which knows why. It calls nothing either, so that all it needs stays in registers.
+func ParseEach(first *Record, stride uintptr, n int, accept *Accept) int {
+	at, end := uintptr(0), uintptr(n)*stride
+	for ; at < end; at += stride {
+		r := (*Record)(unsafe.Add(unsafe.Pointer(first), at))
 		frame := r.Data
 		if len(frame) < fastUDP {
-			return i
+			break
 		}
 		b := (*[fastUDP]byte)(frame)
-		length := bits.RotateLeft32(binary.BigEndian.Uint32(b[16:20]), 16) // total length; then the id
-		fragment := binary.LittleEndian.Uint16(b[20:22])
-		l4 := int(uint16(length)) - IPv4Len - UDPLen                    // what the packet has beyond the shortest
-		if binary.LittleEndian.Uint32(b[12:16])&0xffffff != 0x450008 || // ethertype 0x0800, version 4, IHL 5
-			binary.LittleEndian.Uint64(b[0:8])&mask != word || fragment&0xff3f != 0 || uint(l4) > uint(len(frame)-fastUDP) ||
+		head := binary.LittleEndian.Uint64(b[14:22])                           // version, IHL, TOS, length, id, fragment
+		length := bits.RotateLeft32(bits.ReverseBytes32(uint32(head>>16)), 16) // total length; then the id
+		l4 := int(uint16(length)) - IPv4Len - UDPLen                           // what the packet has beyond the shortest
+		if binary.LittleEndian.Uint16(b[12:14]) != 0x0008 || head&0xff3f_0000_0000_00ff != 0x45 ||
+			binary.LittleEndian.Uint64(b[0:8])&accept.Mask != accept.Word || uint(l4) > uint(len(frame)-fastUDP) ||
 			b[22] <= 1 || b[26]-1 >= 223 || b[26] == 127 || b[30] >= 224 {
-			return i
+			break
 		}
 		// 2^16 = 2^32 = 2^64 = 1 modulo 0xffff, so a sum of wide words, in either byte order, is as good as one of 16-bit
 		// words, and "the folded sum is 0xffff" is "divisible by 0xffff", which costs one multiplication.
 		addrs, middle := binary.LittleEndian.Uint64(b[26:34]), binary.LittleEndian.Uint32(b[22:26])
-		sum, carry := bits.Add64(binary.LittleEndian.Uint64(b[14:22]), addrs, 0)
+		sum, carry := bits.Add64(head, addrs, 0)
 		sum, carry = bits.Add64(sum, uint64(middle), carry)
 		sum, _ = bits.Add64(sum, 0, carry)
 		if sum%0xffff != 0 {
-			return i
+			break
 		}
-		rest := uint64(uint16(middle))<<8 | uint64(fragment)&uint64(FlagDF)<<48 // TTL, protocol; flags
-		pseudo := addrs + 0xffff                                                // no overflow: the destination is below 224.0.0.0
+		h := (*words)(unsafe.Pointer(&r.H))
+		h[0] = bits.RotateLeft64(bits.ReverseBytes64(addrs), 32)
+		h[2] = uint64(length)<<lenAt | plainAt
+		ports := uint64(bits.RotateLeft32(binary.BigEndian.Uint32(b[34:38]), 16))
+		rest := uint64(b[22])<<ttlAt | head&(uint64(FlagDF)<<flagsAt) // which is where the flag stands in head
+		pseudo := addrs + 0xffff                                      // no overflow: the destination is below 224.0.0.0
 		var field uint16
 		if b[23] == ProtoUDP {
 			raw := binary.LittleEndian.Uint16(b[38:40])
 			if uint(bits.ReverseBytes16(raw))-UDPLen > uint(l4) {
-				return i
+				break
 			}
 			field = binary.LittleEndian.Uint16(b[40:42])
 			pseudo += ProtoUDP<<8 + uint64(raw)
-			rest |= uint64(KindUDP) | uint64(FlagUnicastMAC|FlagPlain)<<48
+			h[1] = ports | ProtoUDP<<protoAt
+			rest |= plainUDP
 		} else {
 			if b[23] != ProtoTCP || len(frame) < fastTCP {
-				return i
+				break
 			}
 			b := (*[fastTCP]byte)(frame)
 			offset := int(b[46] >> 4 * 4)
 			if offset < TCPLen || offset > l4+UDPLen {
-				return i
+				break
 			}
 			field = binary.LittleEndian.Uint16(b[50:52])
 			pseudo += ProtoTCP<<8 + uint64(bits.ReverseBytes16(uint16(l4+UDPLen)))
-			rest |= uint64(KindTCP) | uint64(FlagUnicastMAC|FlagPlain)<<48 | uint64(b[47])<<24
+			h[1] = ports | ProtoTCP<<protoAt
+			rest |= plainTCP | uint64(b[47])<<tcpAt
 		}
 		if field == 0 {
 			if b[23] == ProtoUDP {
-				rest |= uint64(FlagZeroChecksum) << 48
+				rest |= uint64(FlagZeroChecksum) << flagsAt
 			}
 		} else if (pseudo-uint64(field))%0xffff == 0 { // half-made
-			return i
+			break
 		}
-		// Neighbouring fields are cut from one word in the order of their places, so that the compiler stores them as one.
-		h := &r.H
-		both := bits.RotateLeft64(bits.ReverseBytes64(addrs), 32)
-		h.Src, h.Dst = Addr(both), Addr(both>>32)
-		place := uint64(bits.RotateLeft32(binary.BigEndian.Uint32(b[34:38]), 16)) | EthernetLen<<32 | (EthernetLen+IPv4Len)<<48
-		h.SrcPort, h.DstPort, h.L3, h.L4 = uint16(place), uint16(place>>16), uint16(place>>32), uint16(place>>48)
-		h.Len, h.FragID = uint16(length), uint16(length>>16)
-		h.FragOff = 0
-		h.Kind, h.TTL, h.Proto, h.TCPFlags = Kind(rest), uint8(rest>>8), uint8(rest>>16), uint8(rest>>24)
-		h.ICMPType, h.ICMPCode, h.Flags, h.Reason = uint8(rest>>32), uint8(rest>>40), Flags(rest>>48), reason.Reason(rest>>56)
+		h[3] = rest
 	}
-	return n
+	return int(at / stride)
 }
 
 // complete finishes a half-made checksum.
