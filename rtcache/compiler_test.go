@@ -20,7 +20,7 @@ func TestCompilerVerdict(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, report)
 	}
-	for _, name := range []string{"Attached.Holds", "Attached.At", "(*Hop).Usable", "(*Hop).Dress", "Dress.Port", "Dress.MTU", "Dress.WriteMACs"} {
+	for _, name := range []string{"Stamps.Current", "Attached.From", "Attached.At", "(*Hop).Usable", "(*Hop).Dress", "Dress.Port", "Dress.MTU", "Dress.MACs", "MACs.Write"} {
 		if !strings.Contains(string(report), ": can inline "+name+"\n") {
 			t.Errorf("%s is not inlined any more", name)
 		}

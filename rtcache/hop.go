@@ -61,7 +61,7 @@ func (h *Hop) Port() uint16 { return h.Dress().Port() }
 func (h *Hop) MTU() int { return h.Dress().MTU() }
 
 // WriteMACs sets destination and source MAC in the first 12 bytes of a frame. Neither is ever a mixture of two.
-func (h *Hop) WriteMACs(frame []byte) { h.Dress().WriteMACs((*[12]byte)(frame)) }
+func (h *Hop) WriteMACs(frame []byte) { h.Dress().MACs().Write((*[12]byte)(frame)) }
 
 // Dress is what a frame to a hop needs, read once. Its words hold a MAC as its bytes stand in a frame, read as a
 // little-endian number: nothing is to be swapped.
@@ -76,10 +76,19 @@ func (d Dress) Port() uint16 { return uint16(d.to >> 48) }
 // MTU is Hop's.
 func (d Dress) MTU() int { return int(d.from >> 48) }
 
-// WriteMACs is Hop's.
-func (d Dress) WriteMACs(frame *[12]byte) {
-	binary.LittleEndian.PutUint64(frame[:8], d.to&(1<<48-1)|d.from<<48)
-	binary.LittleEndian.PutUint32(frame[8:], uint32(d.from>>16))
+// MACs are the first 12 bytes of a frame, destination and source, as little-endian numbers.
+type MACs struct {
+	low  uint64
+	high uint32
+}
+
+// MACs returns the addresses of a frame to the hop.
+func (d Dress) MACs() MACs { return MACs{d.to&(1<<48-1) | d.from<<48, uint32(d.from >> 16)} }
+
+// Write is Hop.WriteMACs.
+func (m MACs) Write(frame *[12]byte) {
+	binary.LittleEndian.PutUint64(frame[:8], m.low)
+	binary.LittleEndian.PutUint32(frame[8:], m.high)
 }
 
 // MAC is the neighbour's address as last learned.

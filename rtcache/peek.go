@@ -10,7 +10,7 @@ import (
 // It belongs to the view's worker, like Route.
 func (v *View) Peek(slot *[2]uint64, ingress uint16, src, dst packet.Addr, hash uint32) (h *Hop, verdict Verdict, why string) {
 	a := v.Attached()
-	if slot != nil && a.Holds(slot, ingress, dst) {
+	if slot != nil && a.Stamps.Current(slot, dst) && a.From(slot, ingress) {
 		if h := a.At(slot); h.Usable() {
 			return h, OK, "the flow's next hop, kept from before"
 		}

@@ -48,25 +48,33 @@ type Counters struct {
 // Attached reads the next hops that flows carry. It is a copy of what does not change within a burst; take a new one with
 // View.Attached for each.
 type Attached struct {
-	stamps *[1 << 16]atomic.Uint32
+	Stamps Stamps
 	hops   *Hop // the first of n: no slice, so that the whole fits into registers
 	n      uint32
 	mode   uint64
 }
 
+// Stamps tell whether routes have changed.
+type Stamps struct{ v4 *[1 << 16]atomic.Uint32 }
+
 // Attached returns the reader for a burst.
 func (v *View) Attached() Attached {
-	return Attached{&v.stamps.v4, unsafe.SliceData(v.hops), uint32(len(v.hops)), uint64(v.t.mode.Load())}
+	return Attached{Stamps{&v.stamps.v4}, unsafe.SliceData(v.hops), uint32(len(v.hops)), uint64(v.t.mode.Load())}
 }
 
-// Holds reports whether what a flow carries is for this way of a packet, and no route that concerns it has changed since.
-// At says what it is.
-func (a Attached) Holds(slot *[2]uint64, ingress uint16, dst packet.Addr) bool {
-	return slot[1] == uint64(dst)<<32|uint64(a.stamps[dst>>16].Load()) && slot[0]>>32 == a.mode|uint64(ingress) && uint32(slot[0]) < a.n
+// Current reports whether what a flow carries is for this destination, and no route that concerns it has changed since.
+func (s Stamps) Current(slot *[2]uint64, dst packet.Addr) bool {
+	return slot[1] == uint64(dst)<<32|uint64(s.v4[dst>>16].Load())
 }
 
-// At is the next hop of a slot that Holds. If it is not Usable, or does not hold, ask Route. It counts nothing: the caller adds
-// its hits to View.C.
+// From reports whether what a flow carries is for packets that come in by this port. The answer is that for every slot
+// with the same first word.
+func (a Attached) From(slot *[2]uint64, ingress uint16) bool {
+	return slot[0]>>32 == a.mode|uint64(ingress) && uint32(slot[0]) < a.n
+}
+
+// At is the next hop of a slot that is Current and From the packet's port; slots with the same first word have the same. If it
+// is not Usable, or the slot is not for the packet, ask Route. It counts nothing: the caller adds its hits to View.C.
 func (a Attached) At(slot *[2]uint64) *Hop {
 	return (*Hop)(unsafe.Add(unsafe.Pointer(a.hops), uintptr(uint32(slot[0]))*unsafe.Sizeof(Hop{})))
 }
