@@ -73,7 +73,7 @@ func (d *driver) traffic(ctx context.Context) error {
 
 func (d *driver) ping(ctx context.Context) error {
 	in, out := d.lab.Inside[0], d.lab.Outside[0]
-	p, err := lab.Ping(ctx, in.Namespace, in.Addr, out.Addr, lab.PingOptions{Count: pings, Interval: 100 * time.Millisecond})
+	p, err := lab.Ping(ctx, in.Namespace, in.Addr, out.Addr, lab.PingOptions{Count: pings, Interval: 100 * time.Millisecond, Timeout: 5 * time.Second})
 	if err == nil && len(p.RTT) < pings {
 		err = fmt.Errorf("%d of %d pings to %s answered", len(p.RTT), pings, out.Addr)
 	}

@@ -174,7 +174,7 @@ func Verify(frame []byte) error {
 		return nil
 	}
 	switch h.Kind {
-	case KindICMPQuery, KindICMPError:
+	case KindICMPQuery, KindICMPError, KindICMPOther:
 		if s := Sum(frame[h.L4:int(h.L3)+int(h.Len)], 0); s != 0xffff {
 			return fmt.Errorf("%v to %v ICMP type %d: checksum off by %#04x", h.Src, h.Dst, h.ICMPType, ^s)
 		}
