@@ -11,8 +11,9 @@ import (
 
 // Only the first fragment of a datagram has ports, so it decides for all: what became of it is kept, under addresses, IP
 // id and protocol as received, and done to the others. Pieces that come before it are held, bounded in number (all of
-// them, and of one datagram) and time (timeouts.fragment from the first piece seen, never extended). The state ends when
-// every byte of the datagram was seen, so that a sender may use its id again at once.
+// them, and of one datagram) and time (timeouts.fragment from the first piece seen, never extended). When every byte of the
+// datagram was seen it is done: kept for another second for what networks duplicate, if nobody needs its place, and until its
+// sender uses the id again.
 //
 // A piece that overlaps another, lies about the end, or is a second beginning with other ports, ends the whole datagram
 // (RFC 1858, RFC 3128). A piece that repeats another exactly is what networks that duplicate packets produce: it is handled
@@ -21,16 +22,17 @@ const (
 	heldMax      = 64     // pieces of one datagram that are held: 64 KiB in pieces of 1 KiB
 	datagramMax  = 0xffff // bytes, IP header included
 	datagramUnit = 8      // bytes; fragments start at multiples of it
+	doneTicks    = clock.PerSecond
 )
 
 // datagram is what is known of one datagram. Number 0 is none.
 type datagram struct {
 	key        [2]uint64 // see fragmentKey
 	src, dst   packet.Addr
-	ports      uint32 // the first fragment's source and destination port
-	start      clock.Tick
-	prev, next uint32 // in the queue by start; next also in the free list
-	held       uint32 // list of held pieces, in order of arrival
+	ports      uint32     // the first fragment's source and destination port
+	start      clock.Tick // of the first piece; of a datagram that is done: since then
+	prev, next uint32     // in the queue by start, or in that of those done; next also in the free list
+	held       uint32     // list of held pieces, in order of arrival
 	heldEnd    uint32
 	heldCount  uint16
 	returning  uint16 // held pieces on their way back through the worker
@@ -41,6 +43,7 @@ type datagram struct {
 	reason     reason.Reason // with phaseDrop
 	steps      uint8         // what the first fragment's TTL lost here
 	owner      uint8         // with phaseAway
+	done       bool          // every byte was seen, and nothing is held or coming back
 }
 
 // phase is how far a datagram's fate is decided.
@@ -71,6 +74,9 @@ type piece struct {
 	_       uint32
 }
 
+// fragmentQueue is a list of datagrams, the oldest first.
+type fragmentQueue struct{ oldest, newest uint32 }
+
 // fragments is the state of fragmented datagrams.
 type fragments struct {
 	index    index // by hash of the key
@@ -81,10 +87,10 @@ type fragments struct {
 	fresh    uint32
 	freeHeld uint32
 	freshOne uint32
-	oldest   uint32 // queue by start
-	newest   uint32
-	held     int    // pieces
-	timeout  uint32 // ticks; set by SetRules
+	live     fragmentQueue // queue by start of those not done
+	done     fragmentQueue // and of those done
+	held     int           // pieces
+	timeout  uint32        // ticks; set by SetRules
 }
 
 func (f *fragments) init(m *memory, o *Options) (err error) {
@@ -118,23 +124,38 @@ func fragmentKey(p *Packet) [2]uint64 {
 
 // due returns when advance will have work.
 func (f *fragments) due() (at clock.Tick, ok bool) {
-	if f.oldest == 0 {
-		return 0, false
+	for _, q := range []*fragmentQueue{&f.live, &f.done} {
+		if q.oldest == 0 {
+			continue
+		}
+		if t := f.list[q.oldest].start + clock.Tick(f.life(q.oldest)) + 1; !ok || t.Before(at) {
+			at, ok = t, true
+		}
 	}
-	return f.list[f.oldest].start + clock.Tick(f.timeout) + 1, true
+	return at, ok
 }
 
-// late reports whether a datagram is older than the timeout.
+// life is how long a datagram is kept.
+func (f *fragments) life(id uint32) uint32 {
+	if f.list[id].done {
+		return doneTicks
+	}
+	return f.timeout
+}
+
+// late reports whether a datagram's time is up.
 func (f *fragments) late(id uint32, now clock.Tick) bool {
 	age := now.Since(f.list[id].start)
-	return age > f.timeout && int32(age) > 0
+	return age > f.life(id) && int32(age) > 0
 }
 
 // advance ends datagrams whose time is up. A step is one datagram or one held piece.
 func (f *fragments) advance(s *Shard, now clock.Tick, budget int) (work int) {
-	for f.oldest != 0 && work < budget && f.late(f.oldest, now) {
-		work += 1 + int(f.list[f.oldest].heldCount)
-		s.endDatagram(f.oldest, reason.FragmentTimeout)
+	for _, q := range []*fragmentQueue{&f.live, &f.done} {
+		for q.oldest != 0 && work < budget && f.late(q.oldest, now) {
+			work += 1 + int(f.list[q.oldest].heldCount)
+			s.endDatagram(q.oldest, reason.FragmentTimeout)
+		}
 	}
 	return work
 }
@@ -162,32 +183,63 @@ func (f *fragments) add(h uint32, key *[2]uint64, now clock.Tick) uint32 {
 	default:
 		return 0
 	}
-	f.list[id] = datagram{key: *key, start: now, prev: f.newest}
-	if f.newest != 0 {
-		f.list[f.newest].next = id
-	} else {
-		f.oldest = id
-	}
-	f.newest = id
+	f.list[id] = datagram{key: *key, start: now}
+	f.join(&f.live, id)
 	f.index.insert(h, id)
 	return id
 }
 
-// remove takes an entry that holds no pieces out.
-func (f *fragments) remove(h, id uint32) {
+// join puts a datagram at the end of a queue.
+func (f *fragments) join(q *fragmentQueue, id uint32) {
 	d := &f.list[id]
-	f.index.remove(h, id)
+	d.prev, d.next = q.newest, 0
+	if q.newest != 0 {
+		f.list[q.newest].next = id
+	} else {
+		q.oldest = id
+	}
+	q.newest = id
+}
+
+// leave takes a datagram out of its queue.
+func (f *fragments) leave(id uint32) {
+	d, q := &f.list[id], &f.live
+	if d.done {
+		q = &f.done
+	}
 	if d.prev != 0 {
 		f.list[d.prev].next = d.next
 	} else {
-		f.oldest = d.next
+		q.oldest = d.next
 	}
 	if d.next != 0 {
 		f.list[d.next].prev = d.prev
 	} else {
-		f.newest = d.prev
+		q.newest = d.prev
 	}
-	*d = datagram{next: f.free}
+}
+
+// finish makes a datagram done.
+func (f *fragments) finish(id uint32, now clock.Tick) {
+	f.leave(id)
+	d := &f.list[id]
+	d.done, d.start = true, now
+	f.join(&f.done, id)
+}
+
+// renew begins another datagram of the same key in the place of one that is done.
+func (f *fragments) renew(id uint32, now clock.Tick) {
+	f.leave(id)
+	f.list[id] = datagram{key: f.list[id].key, start: now}
+	f.extents[id] = extent{}
+	f.join(&f.live, id)
+}
+
+// remove takes an entry that holds no pieces out.
+func (f *fragments) remove(h, id uint32) {
+	f.index.remove(h, id)
+	f.leave(id)
+	f.list[id] = datagram{next: f.free}
 	f.extents[id] = extent{}
 	f.free = id
 }
@@ -227,12 +279,23 @@ func (s *Shard) fragment(p *Packet, now clock.Tick) {
 		id = 0
 	}
 	if id == 0 {
-		if id = f.add(hash, &key, now); id == 0 {
+		if id = f.add(hash, &key, now); id == 0 && f.done.oldest != 0 {
+			s.endDatagram(f.done.oldest, reason.None)
+			id = f.add(hash, &key, now)
+		}
+		if id == 0 {
 			s.drop(p, reason.FragmentLimit)
 			return
 		}
 	}
 	d := &f.list[id]
+	if d.done {
+		if repeated, ok := f.extents[id].mark(d, &p.H); ok && repeated && p.H.FragOff != 0 {
+			s.laterFragment(p, d)
+			return
+		}
+		f.renew(id, now)
+	}
 	if p.Directed && p.H.FragOff == 0 && d.ports != uint32(p.H.SrcPort)<<16|uint32(p.H.DstPort) {
 		// The worker with the table knows that this is another datagram of the same id.
 		*d = datagram{key: d.key, start: d.start, prev: d.prev, next: d.next}
@@ -251,7 +314,7 @@ func (s *Shard) fragment(p *Packet, now clock.Tick) {
 		s.laterFragment(p, d)
 	}
 	if d.complete() {
-		f.remove(hash, id)
+		f.finish(id, now)
 	}
 }
 

@@ -108,14 +108,18 @@ func (w *worker) advance(to clock.Tick) {
 	w.drain()
 }
 
-// empty checks that no fragment state is left.
+// empty checks that no fragment state is left but for datagrams that are done.
 func (w *worker) empty() {
 	w.t.Helper()
 	f := &w.s.frag
-	if f.index.used != 0 || f.held != 0 || f.oldest != 0 || f.newest != 0 || len(w.kept) != 0 {
-		w.t.Errorf("left over: %d datagrams, %d pieces, %d frames", f.index.used, f.held, len(w.kept))
+	done := uint32(0)
+	for id := f.done.oldest; id != 0; id = f.list[id].next {
+		done++
 	}
-	if _, ok := f.due(); ok {
+	if uint32(f.index.used) != done || f.held != 0 || f.live != (fragmentQueue{}) || len(w.kept) != 0 {
+		w.t.Errorf("left over: %d datagrams, %d pieces, %d frames", uint32(f.index.used)-done, f.held, len(w.kept))
+	}
+	if _, ok := f.due(); ok != (done != 0) {
 		w.t.Error("fragments are due though there are none")
 	}
 	w.balance()
@@ -547,11 +551,33 @@ func TestFragmentRepeated(t *testing.T) {
 	w := newFragmentWorker(t, 16, nil)
 	b := packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53, ID: 9}
 	pieces := cut(t, b.UDP(make([]byte, 200)), 20+72)
-	for _, i := range []int{2, 2, 0, 0, 2, 1} {
+	for _, i := range []int{2, 2, 0, 0, 2, 1, 1, 2} { // the last two when it is whole already
 		w.put(Inside, pieces[i])
 	}
-	if len(w.sent) != 6 || len(w.dropped) != 0 {
+	if len(w.sent) != 8 || len(w.dropped) != 0 {
 		t.Errorf("sent %d, dropped %v", len(w.sent), w.dropped)
+	}
+	w.empty()
+	w.advance(w.now + doneTicks + 1)
+	if w.s.frag.index.used != 0 {
+		t.Error("a whole datagram is remembered for longer than a second")
+	}
+	if p := w.put(Inside, pieces[2]); p.Verdict != Keep {
+		t.Errorf("a piece after that is no repetition: verdict %d", p.Verdict)
+	}
+}
+
+// What is remembered of whole datagrams takes no place from others.
+func TestFragmentDoneMakesRoom(t *testing.T) {
+	w := newFragmentWorker(t, 2, nil)
+	for id := range uint16(50) {
+		b := packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53, ID: id}
+		for _, f := range cut(t, b.UDP(make([]byte, 200)), 20+104) {
+			w.put(Inside, f)
+		}
+	}
+	if len(w.sent) != 100 || len(w.dropped) != 0 {
+		t.Errorf("sent %d of 100, dropped %v", len(w.sent), w.dropped)
 	}
 	w.empty()
 }

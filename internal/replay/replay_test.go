@@ -324,3 +324,35 @@ func TestSeedChangesChoices(t *testing.T) {
 		t.Errorf("4 seeds chose %v", ports)
 	}
 }
+
+// TestRepeatedFragments: what a network doubles is sent on doubled, before the datagram is whole and after, by one worker or
+// several.
+func TestRepeatedFragments(t *testing.T) {
+	b := packet.Build{Src: 0x0a000002, Dst: 0x08080808, SrcPort: 5000, DstPort: 53, ID: 9}
+	whole := b.UDP(make([]byte, 1000))[packet.EthernetLen+packet.IPv4Len:]
+	b.MF = true
+	first := b.IP(packet.ProtoUDP, whole[:504])
+	b.MF, b.FragOff = false, 504
+	tail := b.IP(packet.ProtoUDP, whole[504:])
+	for _, workers := range []string{"0", "0-3"} {
+		for _, order := range []string{"ftt", "ttf", "tft", "fftt", "fttt", "tftt"} {
+			o, path := options(t, plain+"workers: {cores: \""+workers+"\", oversubscribe: true}\n")
+			o.Inside = path("i")
+			var in []stamped
+			for i, c := range order {
+				frame := first
+				if c == 't' {
+					frame = tail
+				}
+				in = append(in, stamped{epoch.Add(time.Duration(i) * time.Millisecond), frame})
+			}
+			writePcap(t, o.Inside, false, in...)
+			if err := Run(o); err != nil {
+				t.Fatal(err)
+			}
+			if n, d := len(readAll(t, o.WriteOutside)), readDrops(t, o.Drops); n != len(order) || len(d) != 0 {
+				t.Errorf("workers %s, %s: %d sent, dropped %v", workers, order, n, d)
+			}
+		}
+	}
+}
