@@ -154,13 +154,15 @@ func soakCommand() *cli.Command {
 		Name:  "soak",
 		Usage: "mixed traffic for a given time, looking whether every frame is where it belongs",
 		Description: "Changing flows, answered packets and TCP through one pollux in namespaces of its own. Ends with status 1\n" +
-			"when a frame leaked, links passed their limit, memory grew, or the gateway died.\n\n" +
+			"when a frame leaked, links passed their limit, memory grew, more than --loss percent of the packets were lost,\n" +
+			"or packets were lost that nobody counted, or the gateway died. Every loss is told with its place.\n\n" +
 			"   pollux perf soak --minutes 10",
 		Flags: labFlags(
 			&cli.Float64Flag{Name: "minutes", Usage: "how long"},
 			&cli.Float64Flag{Name: "slot", Value: 2, Usage: "seconds between two looks"},
-			&cli.Float64Flag{Name: "rate", Value: 200000, Usage: "packets per second"},
+			&cli.Float64Flag{Name: "rate", DefaultText: "a quarter of what passes at full load, at most 200000", Usage: "packets per second"},
 			&cli.Float64Flag{Name: "new-flows", Value: 5000, Usage: "flows per second that give way to new ones"},
+			&cli.Float64Flag{Name: "loss", Value: 0.1, Usage: "percent of all packets that may be lost"},
 		),
 		Action: func(c *cli.Context) error {
 			o, err := labOptions(c)
@@ -173,7 +175,7 @@ func soakCommand() *cli.Command {
 			ctx, stop := untilSignal()
 			defer stop()
 			r, err := lab.Soak(ctx, lab.SoakOptions{Options: o, Duration: time.Duration(c.Float64("minutes") * float64(time.Minute)),
-				Rate: c.Float64("rate"), NewFlows: c.Float64("new-flows")})
+				Rate: c.Float64("rate"), NewFlows: c.Float64("new-flows"), Loss: c.Float64("loss")})
 			if err := finishPerf(c, r, err); err != nil {
 				return err
 			}

@@ -20,12 +20,13 @@ import (
 
 const (
 	sessionFill = 100_000               // flows that memory is measured with
-	drain       = 30 * time.Millisecond // after the generator: what is queued in the gateway
-	firstRate   = 20_000                // packets per second before the first round
-	firstTime   = time.Second           // of it
-	idleRate    = 1000                  // packets per second of "idle"
-	probeRate   = 2000                  // round trips per second under load
-	ephemeral   = 64                    // ports of a source address
+	drain       = 30 * time.Millisecond // after the generator: what is queued in the gateway has arrived when nothing did for so long
+	drainMax    = 3 * time.Second
+	firstRate   = 20_000      // packets per second before the first round
+	firstTime   = time.Second // of it
+	idleRate    = 1000        // packets per second of "idle"
+	probeRate   = 2000        // round trips per second under load
+	ephemeral   = 64          // ports of a source address
 	firstPort   = 10000
 	tcpPort     = 5001
 )
@@ -117,7 +118,7 @@ func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Dura
 	if err != nil {
 		return m, err
 	}
-	time.Sleep(drain)
+	p.settle(far, near)
 	busy = p.busy() - busy
 	a, err := far.Arrivals()
 	if err != nil {
@@ -132,6 +133,19 @@ func (p *peer) run(f pktgen.Flows, sizes pktgen.Sizes, rate float64, d time.Dura
 		m.cpu = busy.Seconds() / (float64(a.Packets) / 1e6)
 	}
 	return m, nil
+}
+
+// settle waits until nothing arrives any more.
+func (p *peer) settle(far, near pktgen.Sink) {
+	quiet := max(p.quiet, drain)
+	changed := time.Now()
+	for last, end := uint64(0), changed.Add(drainMax); time.Since(changed) < quiet && time.Now().Before(end); {
+		time.Sleep(drain / 3)
+		a, b := far.Received(), near.Received()
+		if a+b != last {
+			last, changed = a+b, time.Now()
+		}
+	}
 }
 
 // flows are n flows from sources that no other column uses.

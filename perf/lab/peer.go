@@ -67,8 +67,9 @@ type peer struct {
 	process  *netlab.Process
 	threads  []int // NAPI's
 	dst      net.HardwareAddr
-	priority int    // of the generator
-	offset   uint32 // of the next unused source address, for flows that must be new
+	priority int           // of the generator
+	quiet    time.Duration // how long nothing may arrive before a run is over, if longer than drain
+	offset   uint32        // of the next unused source address, for flows that must be new
 }
 
 // newPeer builds a peer's namespaces and starts it.
@@ -180,7 +181,7 @@ func (p *peer) start(o *Options) error {
 	switch p.name {
 	case "pollux":
 		args = append([]string{"run", "--control", p.net.Socket(), "--alias", netlab.GatewayOutside.String(), "--cores", core, "--queues", "0",
-			"--nat-mapping-udp", "endpoint-dependent", "--limits-links", strconv.Itoa(o.Links)}, append(common, p.args...)...)
+			"--nat-mapping-udp", "endpoint-dependent", "--limits-links", strconv.Itoa(o.Links), "--limits-memory", "start"}, append(common, p.args...)...)
 	case "l2fwd":
 		insideMAC, err := macOf(p.net.Inside[0].Namespace, p.net.Inside[0].Device)
 		if err != nil {

@@ -20,9 +20,13 @@ import (
 type SoakOptions struct {
 	Options                // placement, Links, Progress, Slot: between looks
 	Duration time.Duration // must be given
-	Rate     float64       // packets per second
+	Rate     float64       // packets per second; 0: a quarter of what passes at full load, at most soakRateMax
 	NewFlows float64       // of those, flows per second that give way to new ones
+	Loss     float64       // percent of all packets that may be lost
 }
+
+// soakRateMax is the rate that a soak chooses at most: on a fast machine it is to last long, not to run hot.
+const soakRateMax = 200_000
 
 // Sample is a look at the gateway between two slots of traffic, when nothing is under way.
 type Sample struct {
@@ -30,6 +34,7 @@ type Sample struct {
 	Traffic string  `json:"traffic"` // of the slot before
 	Sent    uint64  `json:"sent"`
 	Lost    uint64  `json:"lost"`
+	Where   places  `json:"lost_where,omitempty"` // of Lost, by what counted it
 	Links   uint64  `json:"links"`
 	Frames  uint64  `json:"frames"` // in all places together: must never change
 	Leaked  int64   `json:"frames_leaked"`
@@ -41,11 +46,19 @@ type Sample struct {
 type SoakResult struct {
 	perf.Report
 	Setup    []string `json:"setup"`
+	Rate     float64  `json:"rate_pps"`
+	Allowed  float64  `json:"loss_percent_allowed"`
 	Samples  []Sample `json:"samples"`
 	Sent     uint64   `json:"sent"`
 	Lost     uint64   `json:"lost"`
+	Where    places   `json:"lost_where"`
+	Unnamed  uint64   `json:"lost_unnamed"` // of Lost: counted by nobody
 	Failures []string `json:"failures"`
 }
+
+// unnamedMax is the part of all packets that may be lost without anybody having counted them: what is still under way when a
+// slot is judged.
+const unnamedMax = 1e-4
 
 // rssGrowthMax is how much the process may grow after its first slots: a Go heap breathes.
 const rssGrowthMax = 64 << 20
@@ -57,8 +70,10 @@ func Soak(ctx context.Context, o SoakOptions) (*SoakResult, error) {
 		return nil, errors.New("a soak needs a duration")
 	}
 	setDefault(&o.Slot, 2*time.Second)
-	setDefault(&o.Rate, 200_000)
 	setDefault(&o.NewFlows, 5000)
+	if o.Rate < 0 || o.Loss < 0 || o.Loss > 100 {
+		return nil, fmt.Errorf("a soak at %g packets a second of which %g %% may be lost is not possible", o.Rate, o.Loss)
+	}
 	setDefault(&o.Links, 1_000_000)
 	o.Peers = []string{"pollux"}
 	if err := o.Defaults(); err != nil {
@@ -68,7 +83,7 @@ func Soak(ctx context.Context, o SoakOptions) (*SoakResult, error) {
 		return nil, err
 	}
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 4))
-	r := &SoakResult{Report: perf.NewReport(), Setup: o.setup()[:2], Failures: []string{}}
+	r := &SoakResult{Report: perf.NewReport(), Setup: o.setup()[:2], Failures: []string{}, Allowed: o.Loss, Where: places{}}
 	p, err := newPeer("pollux", &o.Options)
 	if err != nil {
 		return nil, err
@@ -82,10 +97,20 @@ func Soak(ctx context.Context, o SoakOptions) (*SoakResult, error) {
 
 func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 	start := time.Now()
+	p.quiet = 300 * time.Millisecond // a packet that is late must not pass for one that nobody counted
 	client := control.NewClient(p.net.Socket())
 	if err := p.firstWarmUp(&o.Options); err != nil {
 		return err
 	}
+	if o.Rate == 0 {
+		m, err := p.run(flows(o.Flows), pktgen.Sizes{64}, 0, max(o.WarmUp, 200*time.Millisecond), 0)
+		if err != nil {
+			return err
+		}
+		o.Rate = min(m.pps/4, soakRateMax)
+		fmt.Fprintf(o.Progress, "%.0f packets/s pass at full load; the soak sends %.0f\n", m.pps, o.Rate)
+	}
+	r.Rate = o.Rate
 	churn := flows(o.Flows)
 	churn.DstPorts = pktgen.PortRange{First: 1024, Count: 60000}
 	churn.NewPerS = o.NewFlows
@@ -96,6 +121,10 @@ func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 	var rss uint64
 	for turn := 0; time.Since(start) < o.Duration && ctx.Err() == nil; turn++ {
 		s := Sample{}
+		before, err := p.losses(client)
+		if err != nil {
+			return err
+		}
 		switch turn % 4 {
 		case 0, 2:
 			s.Traffic = "changing flows"
@@ -117,6 +146,15 @@ func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 		if err != nil {
 			return err
 		}
+		if s.Lost > 0 {
+			after, err := p.losses(client)
+			if err != nil {
+				return err
+			}
+			now.Where = after.since(before)
+			r.Where.add(now.Where)
+			r.Unnamed += s.Lost - min(s.Lost, now.Where.sum())
+		}
 		now.Seconds, now.Traffic, now.Sent, now.Lost = time.Since(start).Seconds(), s.Traffic, s.Sent, s.Lost
 		r.Samples = append(r.Samples, now)
 		r.Sent += s.Sent
@@ -133,10 +171,22 @@ func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 		case turn > 3 && now.RSS > rss+rssGrowthMax:
 			r.Failures = append(r.Failures, fmt.Sprintf("at %.0f s: %d MiB resident, there were %d", now.Seconds, now.RSS>>20, rss>>20))
 		}
-		fmt.Fprintf(o.Progress, "%.0f s: %s: sent %d, lost %d; %d links, %d frames, %d leaked, %d MiB resident\n",
-			now.Seconds, now.Traffic, now.Sent, now.Lost, now.Links, now.Frames, now.Leaked, now.RSS>>20)
+		fmt.Fprintf(o.Progress, "%.0f s: %s: sent %d, lost %d%s; %d links, %d frames, %d leaked, %d MiB resident\n",
+			now.Seconds, now.Traffic, now.Sent, now.Lost, now.Where, now.Links, now.Frames, now.Leaked, now.RSS>>20)
 	}
+	r.judgeLoss()
 	return nil
+}
+
+// judgeLoss holds the whole soak against what may be lost. A single slot may lose more: on a machine that does other things as
+// well a gateway has to wait now and then for longer than its queues last.
+func (r *SoakResult) judgeLoss() {
+	if percent := 100 * float64(r.Lost) / float64(max(r.Sent, 1)); percent > r.Allowed {
+		r.Failures = append(r.Failures, fmt.Sprintf("%d of %d packets, %.3f %%, were lost%s; allowed: %g %%", r.Lost, r.Sent, percent, r.Where, r.Allowed))
+	}
+	if float64(r.Unnamed) > unnamedMax*float64(r.Sent) {
+		r.Failures = append(r.Failures, fmt.Sprintf("%d of the %d lost packets were counted by nobody", r.Unnamed, r.Lost))
+	}
 }
 
 func (p *peer) soakSlot(f pktgen.Flows, sizes pktgen.Sizes, o *SoakOptions, back int, s *Sample) error {
@@ -189,10 +239,11 @@ func resident(pid int) (uint64, error) {
 
 // Print writes the result for people.
 func (r *SoakResult) Print(w io.Writer) error {
-	verdict := "every frame in its place, memory and links within bounds"
+	verdict := "every frame in its place, memory, links and loss within bounds"
 	if len(r.Failures) > 0 {
 		verdict = "FAILED: " + strings.Join(r.Failures, "; ")
 	}
-	_, err := fmt.Fprintf(w, "%d slots, %d packets sent, %d lost: %s\n", len(r.Samples), r.Sent, r.Lost, verdict)
+	_, err := fmt.Fprintf(w, "%d slots, %d packets sent at %.0f/s, %d lost (%.4f %%)%s: %s\n", len(r.Samples), r.Sent, r.Rate, r.Lost,
+		100*float64(r.Lost)/float64(max(r.Sent, 1)), r.Where, verdict)
 	return err
 }

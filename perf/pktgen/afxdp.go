@@ -98,6 +98,7 @@ func (q *txQueue) send(th *thread) error {
 		seq += uint64(sent)
 		th.sent.Store(seq)
 	}
+	th.took = time.Duration(Now() - start)
 	q.drain()
 	return nil
 }

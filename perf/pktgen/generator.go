@@ -91,8 +91,9 @@ type thread struct {
 	rate     float64
 	duration time.Duration
 	count    uint64
-	random   uint64 // state
-	breathes bool   // Kernel: pause between calls
+	random   uint64        // state
+	breathes bool          // Kernel: pause between calls
+	took     time.Duration // from the first packet to the last, when the sender knows; else the time of Run counts
 	sent     atomic.Uint64
 	_        [128]byte
 }
@@ -195,7 +196,14 @@ func (g *Generator) Run() (Report, error) {
 		}()
 	}
 	wg.Wait()
-	return g.report(time.Since(start)), errors.Join(errs...)
+	took := time.Duration(0)
+	for _, th := range g.threads {
+		took = max(took, th.took)
+	}
+	if took == 0 {
+		took = time.Since(start)
+	}
+	return g.report(took), errors.Join(errs...)
 }
 
 func (g *Generator) place(i int) error {

@@ -10,21 +10,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A system call costs the kernel two RCU grace periods besides its packets (it makes the program known to the dispatcher and
+// forgets it again), tens of milliseconds on a busy machine, in which nothing is sent. So calls are long, and what they leave
+// out is taken off the time of the run only before its first packet.
 const (
-	// callPackets is how many packets one system call makes, after which Stop is looked at and progress is published.
-	callPackets = 1 << 14
+	callTime  = 500 * time.Millisecond // after which Stop is looked at and progress is published
+	callFirst = 1 << 12                // repetitions of the call that tells what one costs
+	callMin   = 1 << 12
+	callMax   = 1 << 28
 
-	// breath is how long a real-time generator then leaves its core to others: less than a device's queue lasts (256 packets
-	// on a veth), and enough for the threads of a gateway under test that must get on.
+	// fullNS is about what a packet takes at full speed. When it takes less, the rest goes into a call of its own; when it takes
+	// more, the repetitions after the end are idle ones.
+	fullNS = 300
+
+	// breath is how long a real-time generator then leaves its core to others.
 	breath = 60 * time.Microsecond
 )
+
+// kernelTimes are the program's variables.
+type kernelTimes struct {
+	Sent     *ebpf.Variable `ebpf:"sent"`
+	Duration *ebpf.Variable `ebpf:"duration_ns"`
+	Start    *ebpf.Variable `ebpf:"start_ns"`
+	Last     *ebpf.Variable `ebpf:"last_ns"`
+	Call     *ebpf.Variable `ebpf:"call_ns"`
+	Called   *ebpf.Variable `ebpf:"called_ns"`
+}
 
 // kernelSender sends by BPF_PROG_TEST_RUN.
 type kernelSender struct {
 	program *ebpf.Program
-	sent    *ebpf.Variable
-	start   *ebpf.Variable
-	end     *ebpf.Variable
+	kernelTimes
 	frame   []byte
 	context [24]byte
 }
@@ -82,46 +98,55 @@ func (s *kernelSender) load(th *thread, ifindex int) error {
 		return err
 	}
 	var obj struct {
-		Program *ebpf.Program  `ebpf:"generate"`
-		Sent    *ebpf.Variable `ebpf:"sent"`
-		Start   *ebpf.Variable `ebpf:"start_ns"`
-		End     *ebpf.Variable `ebpf:"end_ns"`
+		Program *ebpf.Program `ebpf:"generate"`
+		kernelTimes
 	}
 	if err := spec.LoadAndAssign(&obj, nil); err != nil {
 		return fmt.Errorf("load the generator into the kernel: %w", err)
 	}
-	s.program, s.sent, s.start, s.end = obj.Program, obj.Sent, obj.Start, obj.End
+	s.program, s.kernelTimes = obj.Program, obj.kernelTimes
 	binary.NativeEndian.PutUint32(s.context[4:], uint32(len(s.frame))) // struct xdp_md: data_end
 	binary.NativeEndian.PutUint32(s.context[12:], uint32(ifindex))     // ingress_ifindex
 	return nil
 }
 
 func (s *kernelSender) send(th *thread) error {
-	start := Now()
-	end := start + uint64(th.duration)
-	if err := errors.Join(s.start.Set(start), s.end.Set(end)); err != nil {
+	idle, err := s.call(callFirst) // nothing is sent before duration_ns is set
+	if err != nil {
 		return err
 	}
-	o := ebpf.RunOptions{Data: s.frame, Context: s.context[:], BatchSize: 64, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES}
-	for !th.stop.Load() && Now() < end {
-		o.Repeat = callPackets
-		if left := th.count - th.sent.Load(); left < callPackets {
-			o.Repeat = uint32(left)
+	each := float64(fullNS)
+	if th.rate > 0 { // the program's own clock paces: most repetitions are idle
+		each = max(idle, 1)
+	}
+	if err := errors.Join(s.Start.Set(uint64(0)), s.Duration.Set(uint64(th.duration))); err != nil {
+		return err
+	}
+	begin := Now()
+	for !th.stop.Load() {
+		left := time.Duration(begin) + th.duration - time.Duration(Now())
+		if left <= 0 {
+			break
 		}
-		if th.rate > 0 { // the program's own clock paces: most repetitions are idle
-			o.Repeat = callPackets * 8
+		repeat := uint64(min(max(float64(min(left, callTime))/each, callMin), callMax))
+		if th.rate == 0 {
+			repeat = min(repeat, th.count-th.sent.Load())
 		}
-		_, err := s.program.Run(&o)
-		if err != nil {
-			return fmt.Errorf("the kernel does not run the generator (Linux 5.18 is needed): %w", err)
+		if _, err := s.call(uint32(repeat)); err != nil {
+			return err
 		}
-		var sent uint64
-		if err := s.sent.Get(&sent); err != nil {
+		var sent, start, last uint64
+		if err := errors.Join(s.Sent.Get(&sent), s.Start.Get(&start), s.Last.Get(&last)); err != nil {
 			return err
 		}
 		th.sent.Store(sent)
+		begin = start
+		th.took = time.Duration(max(last, start) - start)
+		if th.rate > 0 && sent > 0 {
+			th.took += time.Duration(1e9 / th.rate) // a packet's time ends when the next one is due
+		}
 		if sent >= th.count {
-			return nil
+			break
 		}
 		if th.breathes {
 			ts := unix.NsecToTimespec(int64(breath))
@@ -129,6 +154,20 @@ func (s *kernelSender) send(th *thread) error {
 		}
 	}
 	return nil
+}
+
+// call runs the program so many times and returns how long each took, in ns.
+func (s *kernelSender) call(repeat uint32) (float64, error) {
+	if err := s.Call.Set(uint64(0)); err != nil {
+		return 0, err
+	}
+	_, err := s.program.Run(&ebpf.RunOptions{Data: s.frame, Context: s.context[:], BatchSize: 64, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES, Repeat: repeat})
+	if err != nil {
+		return 0, fmt.Errorf("the kernel does not run the generator (Linux 5.18 is needed): %w", err)
+	}
+	var first, last uint64
+	err = errors.Join(s.Call.Get(&first), s.Called.Get(&last))
+	return float64(last-first) / float64(repeat), err
 }
 
 func (s *kernelSender) close() error {

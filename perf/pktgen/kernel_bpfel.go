@@ -66,19 +66,23 @@ type kernelStream struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	kernelMapLatencies = "latencies"
-	kernelMapSockets   = "sockets"
-	kernelMapStreams   = "streams"
-	kernelProgGenerate = "generate"
-	kernelProgSink     = "sink"
-	kernelProgToSocket = "to_socket"
-	kernelVarBackEvery = "back_every"
-	kernelVarCfg       = "cfg"
-	kernelVarEndNs     = "end_ns"
-	kernelVarNextAt    = "next_at"
-	kernelVarSent      = "sent"
-	kernelVarSeqNext   = "seq_next"
-	kernelVarStartNs   = "start_ns"
+	kernelMapLatencies  = "latencies"
+	kernelMapSockets    = "sockets"
+	kernelMapStreams    = "streams"
+	kernelProgGenerate  = "generate"
+	kernelProgSink      = "sink"
+	kernelProgToSocket  = "to_socket"
+	kernelVarBackEvery  = "back_every"
+	kernelVarCallNs     = "call_ns"
+	kernelVarCalledNs   = "called_ns"
+	kernelVarCfg        = "cfg"
+	kernelVarDurationNs = "duration_ns"
+	kernelVarEndNs      = "end_ns"
+	kernelVarLastNs     = "last_ns"
+	kernelVarNextAt     = "next_at"
+	kernelVarSent       = "sent"
+	kernelVarSeqNext    = "seq_next"
+	kernelVarStartNs    = "start_ns"
 )
 
 // loadKernel returns the embedded CollectionSpec for kernel.
@@ -141,13 +145,17 @@ type kernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
-	BackEvery *ebpf.VariableSpec `ebpf:"back_every"`
-	Cfg       *ebpf.VariableSpec `ebpf:"cfg"`
-	EndNs     *ebpf.VariableSpec `ebpf:"end_ns"`
-	NextAt    *ebpf.VariableSpec `ebpf:"next_at"`
-	Sent      *ebpf.VariableSpec `ebpf:"sent"`
-	SeqNext   *ebpf.VariableSpec `ebpf:"seq_next"`
-	StartNs   *ebpf.VariableSpec `ebpf:"start_ns"`
+	BackEvery  *ebpf.VariableSpec `ebpf:"back_every"`
+	CallNs     *ebpf.VariableSpec `ebpf:"call_ns"`
+	CalledNs   *ebpf.VariableSpec `ebpf:"called_ns"`
+	Cfg        *ebpf.VariableSpec `ebpf:"cfg"`
+	DurationNs *ebpf.VariableSpec `ebpf:"duration_ns"`
+	EndNs      *ebpf.VariableSpec `ebpf:"end_ns"`
+	LastNs     *ebpf.VariableSpec `ebpf:"last_ns"`
+	NextAt     *ebpf.VariableSpec `ebpf:"next_at"`
+	Sent       *ebpf.VariableSpec `ebpf:"sent"`
+	SeqNext    *ebpf.VariableSpec `ebpf:"seq_next"`
+	StartNs    *ebpf.VariableSpec `ebpf:"start_ns"`
 }
 
 // kernelObjects contains all objects after they have been loaded into the kernel.
@@ -187,13 +195,17 @@ func (m *kernelMaps) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
-	BackEvery *ebpf.Variable `ebpf:"back_every"`
-	Cfg       *ebpf.Variable `ebpf:"cfg"`
-	EndNs     *ebpf.Variable `ebpf:"end_ns"`
-	NextAt    *ebpf.Variable `ebpf:"next_at"`
-	Sent      *ebpf.Variable `ebpf:"sent"`
-	SeqNext   *ebpf.Variable `ebpf:"seq_next"`
-	StartNs   *ebpf.Variable `ebpf:"start_ns"`
+	BackEvery  *ebpf.Variable `ebpf:"back_every"`
+	CallNs     *ebpf.Variable `ebpf:"call_ns"`
+	CalledNs   *ebpf.Variable `ebpf:"called_ns"`
+	Cfg        *ebpf.Variable `ebpf:"cfg"`
+	DurationNs *ebpf.Variable `ebpf:"duration_ns"`
+	EndNs      *ebpf.Variable `ebpf:"end_ns"`
+	LastNs     *ebpf.Variable `ebpf:"last_ns"`
+	NextAt     *ebpf.Variable `ebpf:"next_at"`
+	Sent       *ebpf.Variable `ebpf:"sent"`
+	SeqNext    *ebpf.Variable `ebpf:"seq_next"`
+	StartNs    *ebpf.Variable `ebpf:"start_ns"`
 }
 
 // kernelPrograms contains all programs after they have been loaded into the kernel.

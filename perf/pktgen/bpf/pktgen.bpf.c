@@ -52,7 +52,10 @@ struct config {
 };
 
 const volatile struct config cfg;
-__u64 start_ns, end_ns;        // CLOCK_MONOTONIC; set when the run begins
+__u64 duration_ns;             // of the run; 0: every packet is dropped
+__u64 start_ns, end_ns;        // CLOCK_MONOTONIC; set by the first packet of the run
+__u64 last_ns;                 // when the last packet was sent
+__u64 call_ns, called_ns;      // first and last invocation of a system call; it sets call_ns to 0 before
 __u64 sent, seq_next, next_at; // next_at in 1/1024 ns since start_ns
 
 static __always_inline __u16 fold(__u64 sum)
@@ -70,6 +73,13 @@ SEC("xdp") int generate(struct xdp_md *ctx)
 {
 	__u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u64 now = bpf_ktime_get_ns();
+	called_ns = now;
+	if (!call_ns)
+		call_ns = now;
+	if (!start_ns) {
+		start_ns = now;
+		end_ns = now + duration_ns;
+	}
 	if (now >= end_ns || sent >= cfg.limit)
 		return XDP_DROP;
 	if (cfg.gap) {
@@ -154,6 +164,7 @@ SEC("xdp") int generate(struct xdp_md *ctx)
 	if (cfg.pattern[k].bytes != cfg.template_bytes && bpf_xdp_adjust_tail(ctx, (int)cfg.pattern[k].bytes - (int)cfg.template_bytes))
 		return XDP_ABORTED;
 	sent++;
+	last_ns = now;
 	return bpf_redirect(cfg.ifindex, 0);
 }
 
