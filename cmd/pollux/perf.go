@@ -26,5 +26,6 @@ func perfScenarios() []*cli.Command {
 		labCommand(),
 		ndrCommand(),
 		soakCommand(),
+		reportCommand(),
 	}
 }

@@ -21,7 +21,7 @@ func labFlags(own ...cli.Flag) []cli.Flag {
 	return append(own,
 		&cli.IntFlag{Name: "generator-core", Value: -1, DefaultText: "the first allowed one", Usage: "core of generator and end hosts"},
 		&cli.IntFlag{Name: "gateway-core", Value: -1, DefaultText: "the last allowed one", Usage: "core of everything that the gateway does"},
-		&cli.IntFlag{Name: "generator-priority", Usage: "SCHED_FIFO priority of the generator, 0 for none"},
+		&cli.IntFlag{Name: "generator-priority", Value: 10, Usage: "SCHED_FIFO priority of the generator, 0 for none"},
 		&cli.IntFlag{Name: "links", Usage: "links that pollux makes room for", DefaultText: "4000000, soak 1000000"},
 		&cli.BoolFlag{Name: "json", Usage: "the result as JSON"},
 		&cli.BoolFlag{Name: "quiet", Usage: "no word on standard error while it runs"},
@@ -84,7 +84,7 @@ func labCommand() *cli.Command {
 			"   pollux perf lab --peers pollux,nft --columns pps,new_flows --json",
 		Flags: labFlags(
 			&cli.StringFlag{Name: "peers", DefaultText: strings.Join(lab.PeerNames(), ","), Usage: "`LIST` of whom to compare"},
-			&cli.StringFlag{Name: "columns", DefaultText: "all", Usage: "`LIST` of what to measure: pps, pps_many, imix, new_flows, tcp_1, tcp_8, rtt_idle, rtt_half"},
+			&cli.StringFlag{Name: "columns", DefaultText: "all", Usage: "`LIST` of what to measure: pps, pps_many, imix, new_flows, new_flows_held, tcp_1, tcp_8, rtt_idle, rtt_half"},
 			&cli.IntFlag{Name: "rounds", Value: 5, Usage: "turns through all peers"},
 			&cli.Float64Flag{Name: "slot", Value: 0.7, Usage: "seconds of each measurement"},
 			&cli.Float64Flag{Name: "warm-up", Value: 0.2, Usage: "seconds before it"},

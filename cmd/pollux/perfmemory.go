@@ -34,24 +34,24 @@ func libaliasCommand() *cli.Command {
 func oneGroupCommand() *cli.Command {
 	return memoryScenario("onegroup", "all links on one published port: an existing packet, a new SYN",
 		"A port redirect in front of one busy server: every client's link has the same public address and port. Packets are\n"+
-			"timed one at a time and in bursts. With --plot fewer links are measured as well.",
+			"timed one at a time and in bursts. With --plot or --curve fewer links are measured as well.",
 		func(c *cli.Context) (report, error) {
 			return perf.MeasureOneGroup(perf.OneGroupOptions{Links: c.Int("links"), Order: c.String("order"), Packets: c.Int("packets"),
-				Repeat: c.Int("repeat"), Curve: c.IsSet("plot")})
+				Repeat: c.Int("repeat"), Curve: c.IsSet("plot") || c.Bool("curve")})
 		},
-		linksFlag(100_000), packetsFlag(1<<15), repeatFlag(), plotFlag(),
+		linksFlag(100_000), packetsFlag(1<<15), repeatFlag(), plotFlag(), curveFlag(),
 		&cli.StringFlag{Name: "order", Value: "scattered", Usage: "scattered or consecutive remote addresses"})
 }
 
 func establishedCommand() *cli.Command {
 	return memoryScenario("established", "a packet of a link that exists, through the whole worker",
 		"UDP packets of random flows in both directions, one alias address, endpoint-dependent mapping. Stage by stage, and\n"+
-			"memory per link. With --plot fewer links are measured as well.",
+			"memory per link. With --plot or --curve fewer links are measured as well.",
 		func(c *cli.Context) (report, error) {
 			return perf.MeasureEstablished(perf.EstablishedOptions{Links: c.Int("links"), Packets: c.Int("packets"), Repeat: c.Int("repeat"),
-				Curve: c.IsSet("plot")})
+				Curve: c.IsSet("plot") || c.Bool("curve")})
 		},
-		linksFlag(1<<20), packetsFlag(1<<20), repeatFlag(), plotFlag())
+		linksFlag(1<<20), packetsFlag(1<<20), repeatFlag(), plotFlag(), curveFlag())
 }
 
 func newFlowsCommand() *cli.Command {
@@ -158,4 +158,8 @@ func repeatFlag() cli.Flag {
 
 func plotFlag() cli.Flag {
 	return &cli.StringFlag{Name: "plot", Usage: "draw the curve into `FILE`.svg"}
+}
+
+func curveFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "curve", Usage: "measure for fewer links, too"}
 }

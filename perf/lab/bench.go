@@ -21,19 +21,20 @@ type Column string
 
 // Columns, in the order of the report.
 const (
-	PPS      Column = "pps"       // 64 bytes, the flows of Options.Flows
-	PPSMany  Column = "pps_many"  // 64 bytes, the flows of Options.ManyFlows
-	IMIX     Column = "imix"      // packets per second
-	NewFlows Column = "new_flows" // flows per second, every packet a flow
-	TCP1     Column = "tcp_1"     // bit/s, one stream
-	TCP8     Column = "tcp_8"     // bit/s, eight streams
-	RTTIdle  Column = "rtt_idle"  // ns, at 1000 packets/s
-	RTTHalf  Column = "rtt_half"  // ns, at half of the peer's own pps of the round
+	PPS          Column = "pps"            // 64 bytes, the flows of Options.Flows
+	PPSMany      Column = "pps_many"       // 64 bytes, the flows of Options.ManyFlows
+	IMIX         Column = "imix"           // packets per second
+	NewFlows     Column = "new_flows"      // flows per second, every packet a flow
+	NewFlowsHeld Column = "new_flows_held" // the same when the gateway holds as many sessions as three times as long gave
+	TCP1         Column = "tcp_1"          // bit/s, one stream
+	TCP8         Column = "tcp_8"          // bit/s, eight streams
+	RTTIdle      Column = "rtt_idle"       // ns, at 1000 packets/s
+	RTTHalf      Column = "rtt_half"       // ns, at half of the peer's own pps of the round
 )
 
 // ColumnNames lists all of them.
 func ColumnNames() []Column {
-	return []Column{PPS, PPSMany, IMIX, NewFlows, TCP1, TCP8, RTTIdle, RTTHalf}
+	return []Column{PPS, PPSMany, IMIX, NewFlows, NewFlowsHeld, TCP1, TCP8, RTTIdle, RTTHalf}
 }
 
 // Options says what to compare and how long.
@@ -130,6 +131,7 @@ type Cell struct {
 	PPSMany      float64 `json:"pps_many,omitempty"`
 	IMIX         float64 `json:"imix_pps,omitempty"`
 	NewFlows     float64 `json:"new_flows,omitempty"`
+	NewFlowsHeld float64 `json:"new_flows_held,omitempty"`
 	TCP1         float64 `json:"tcp_1_bps,omitempty"`
 	TCP8         float64 `json:"tcp_8_bps,omitempty"`
 	Idle         *RTT    `json:"rtt_idle_ns,omitempty"`
@@ -265,7 +267,7 @@ func (o *Options) setup() []string {
 		"veth pairs, one queue, MTU 1500; offloads: transmit checksum and segmentation off and GRO off at the end hosts, GRO on at the gateway's devices; copy mode (a veth has no zero-copy)",
 		fmt.Sprintf("%d rounds, peers in turn, a different one first each time; %v of warm-up and %v of measurement each, new flows %v; before the first round a second at a low rate", o.Rounds, o.WarmUp, o.Slot, o.NewFlowsSlot),
 		fmt.Sprintf("UDP, generator in the kernel (live frames), as fast as it can; sink at tc ingress of the outside host; %d flows, many flows: %d", o.Flows, o.ManyFlows),
-		fmt.Sprintf("pollux: mapping of UDP endpoint-dependent, one alias address, room for %d links; new flows: every packet from a new source endpoint or to a new port", o.Links),
+		fmt.Sprintf("pollux: mapping of UDP endpoint-dependent, one alias address, room for %d links, their memory taken at the start; new flows: every packet from a new source endpoint or to a new port, into an empty table, and into one that holds what three times as long gave (new flows held)", o.Links),
 		throttle(),
 	}
 }
@@ -288,7 +290,7 @@ func throttle() string {
 // values are a cell's figures by column.
 func (c *Cell) values() map[string]float64 {
 	v := map[string]float64{
-		"pps": c.PPS, "pps_many": c.PPSMany, "imix_pps": c.IMIX, "new_flows": c.NewFlows, "tcp_1_bps": c.TCP1, "tcp_8_bps": c.TCP8,
+		"pps": c.PPS, "pps_many": c.PPSMany, "imix_pps": c.IMIX, "new_flows": c.NewFlows, "new_flows_held": c.NewFlowsHeld, "tcp_1_bps": c.TCP1, "tcp_8_bps": c.TCP8,
 		"cpu_s_per_mpkt_full": c.CPUFull, "cpu_s_per_mpkt_half": c.CPUHalf, "session_bytes": c.SessionBytes,
 		"gateway_busy": c.Busy, "half_load_reached": c.HalfReached,
 	}

@@ -43,7 +43,7 @@ func TestSideBySide(t *testing.T) {
 		t.Fatalf("%d peers, %d rounds; want %d and 2", len(r.Peers), len(r.Rounds), want)
 	}
 	for _, p := range r.Peers {
-		for _, key := range []string{"pps", "pps_many", "imix_pps", "new_flows", "tcp_1_bps", "tcp_8_bps", "rtt_idle_p50_ns", "rtt_half_p99_ns", "cpu_s_per_mpkt_full", "cpu_s_per_mpkt_half"} {
+		for _, key := range []string{"pps", "pps_many", "imix_pps", "new_flows", "new_flows_held", "tcp_1_bps", "tcp_8_bps", "rtt_idle_p50_ns", "rtt_half_p99_ns", "cpu_s_per_mpkt_full", "cpu_s_per_mpkt_half"} {
 			s := p.Columns[key]
 			if s.Min <= 0 || s.Median < s.Min || s.Max < s.Median {
 				t.Errorf("%s: %s is %+v", p.Name, key, s)

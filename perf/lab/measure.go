@@ -27,6 +27,7 @@ const (
 	idleRate    = 1000        // packets per second of "idle"
 	probeRate   = 2000        // round trips per second under load
 	ephemeral   = 64          // ports of a source address
+	heldTurns   = 3           // of a slot of new flows go before those that are counted
 	firstPort   = 10000
 	tcpPort     = 5001
 )
@@ -51,6 +52,8 @@ func (p *peer) measure(o *Options) (Cell, error) {
 			err = p.full(o, o.Flows, pktgen.IMIX, func(m slot) { c.IMIX = m.pps })
 		case NewFlows:
 			err = p.newFlows(o, &c)
+		case NewFlowsHeld:
+			err = p.newFlowsHeld(o, &c)
 		case TCP1:
 			c.TCP1, err = p.tcp(1, o.Slot)
 		case TCP8:
@@ -221,6 +224,25 @@ func (p *peer) newFlows(o *Options, c *Cell) error {
 		c.SessionBytes = float64(after.bytes-before.bytes) / float64(after.entries)
 	}
 	return errors.Join(err, p.forget())
+}
+
+// newFlowsHeld is newFlows when the gateway has sessions already, as it has in service. Nothing is forgotten in between.
+func (p *peer) newFlowsHeld(o *Options, c *Cell) error {
+	if err := p.forget(); err != nil {
+		return err
+	}
+	if _, err := p.run(p.freshFlows(), pktgen.Sizes{64}, 0, heldTurns*o.NewFlowsSlot, 0); err != nil {
+		return err
+	}
+	m, err := p.run(p.freshFlows(), pktgen.Sizes{64}, 0, o.NewFlowsSlot, 0)
+	if err == nil && m.arrived == 0 {
+		err = errors.New("nothing arrived at the outside host")
+	}
+	if err != nil {
+		return err
+	}
+	c.NewFlowsHeld = m.pps
+	return p.forget()
 }
 
 // slab is the kernel's memory in small objects, and how many sessions the gateway's kernel tracks.

@@ -38,7 +38,7 @@ func (r *Result) plots(dir string) (names []string, err error) {
 func (r *Result) bars() (*plot.Plot, error) {
 	var keys []column
 	for _, c := range r.present() {
-		if slices.Contains([]string{"pps", "pps_many", "imix_pps", "new_flows"}, c.key) {
+		if slices.Contains([]string{"pps", "pps_many", "imix_pps", "new_flows", "new_flows_held"}, c.key) {
 			keys = append(keys, c)
 		}
 	}

@@ -27,6 +27,7 @@ var columns = []column{
 	{"pps_many", "many", "Mpps, 64 B, many flows", scaled(1e6, "%.3f")},
 	{"imix_pps", "imix", "Mpps, IMIX", scaled(1e6, "%.3f")},
 	{"new_flows", "new", "new flows/s (M)", scaled(1e6, "%.3f")},
+	{"new_flows_held", "held", "new flows/s (M), sessions held", scaled(1e6, "%.3f")},
 	{"tcp_1_bps", "tcp1", "TCP, 1 stream, Gbit/s", scaled(1e9, "%.2f")},
 	{"tcp_8_bps", "tcp8", "TCP, 8 streams, Gbit/s", scaled(1e9, "%.2f")},
 	{"rtt_idle_p50_ns", "idle50", "RTT idle p50, us", scaled(1e3, "%.1f")},
