@@ -189,8 +189,13 @@ func TestL2fwd(t *testing.T) {
 	}
 	var r l2fwdReport
 	text := p.Output()
-	if err := json.NewDecoder(bytes.NewBufferString(text[strings.Index(text, "{"):])).Decode(&r); err != nil {
+	var raw json.RawMessage
+	if err := json.NewDecoder(bytes.NewBufferString(text[strings.Index(text, "{"):])).Decode(&raw); err != nil {
 		t.Fatalf("%v in %s", err, text)
+	}
+	contract(t, raw, stats("pps"))
+	if err := json.Unmarshal(raw, &r); err != nil {
+		t.Fatal(err)
 	}
 	if r.Inside < 5 || r.Outside < 5 || r.Sent < 10 || r.Dropped != 0 {
 		t.Errorf("%+v", r)

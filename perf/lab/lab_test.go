@@ -22,7 +22,7 @@ func tiny(t *testing.T) Options {
 	if out, err := exec.Command("go", "build", "-o", binary, "pollux/cmd/pollux").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v: %s", err, out)
 	}
-	o := Options{Binary: binary, Rounds: 2, Slot: 400 * time.Millisecond, WarmUp: 50 * time.Millisecond, NewFlowsSlot: 50 * time.Millisecond,
+	o := Options{Binary: binary, Rounds: 2, Slot: 200 * time.Millisecond, WarmUp: 50 * time.Millisecond, NewFlowsSlot: 50 * time.Millisecond,
 		Flows: 100, ManyFlows: 1000, Links: 500_000, GeneratorCore: -1, GatewayCore: -1}
 	if err := o.Defaults(); err != nil {
 		if os.Getenv("POLLUX_REQUIRE_LAB") == "1" {
@@ -95,7 +95,7 @@ func TestSideBySide(t *testing.T) {
 
 func TestNDRFindsARate(t *testing.T) {
 	o := tiny(t)
-	r, err := NDR(context.Background(), NDROptions{Options: o, Trial: 400 * time.Millisecond, Percent: 20, Step: 0.3, Sessions: 500})
+	r, err := NDR(context.Background(), NDROptions{Options: o, Trial: 200 * time.Millisecond, Percent: 20, Step: 0.3, Sessions: 500})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestRoutesInTheLab(t *testing.T) {
 
 func TestSoakCountsFrames(t *testing.T) {
 	o := tiny(t)
-	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: 4 * time.Second, Rate: 5000, NewFlows: 500})
+	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: time.Millisecond, Rate: 5000, NewFlows: 500, Loss: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,8 +162,47 @@ func TestSoakCountsFrames(t *testing.T) {
 			t.Errorf("sample %+v", s)
 		}
 	}
-	if _, err := Soak(context.Background(), SoakOptions{}); err == nil {
-		t.Error("a soak without end was begun")
+	for _, bad := range []SoakOptions{{}, {Duration: time.Second, Rate: -1}, {Duration: time.Second, Loss: 101}} {
+		if _, err := Soak(context.Background(), bad); err == nil {
+			t.Errorf("a soak is begun with %+v", bad)
+		}
+	}
+}
+
+// More is offered than passes, so most of it is lost, in the queue into the gateway; all of that is found and told.
+func TestSoakTellsWherePacketsWereLost(t *testing.T) {
+	o := tiny(t)
+	o.GeneratorPriority = 10
+	r, err := Soak(context.Background(), SoakOptions{Options: o, Duration: time.Millisecond, Rate: 1e8, NewFlows: 500, Loss: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Lost == 0 || r.Where["queue into the gateway"] == 0 || r.Where.sum() < r.Lost-r.Unnamed || r.Unnamed > r.Sent/1000 {
+		t.Errorf("%d of %d lost%v, %d of them unnamed", r.Lost, r.Sent, r.Where, r.Unnamed)
+	}
+	if len(r.Failures) == 0 || !strings.Contains(r.Failures[0], "were lost (") {
+		t.Errorf("the loss is not judged: %q", r.Failures)
+	}
+}
+
+func TestSoakJudgesLoss(t *testing.T) {
+	for _, c := range []struct {
+		r    SoakResult
+		want string
+	}{
+		{SoakResult{Sent: 1000, Lost: 10, Allowed: 1, Where: places{"a": 10}}, ""},
+		{SoakResult{Sent: 1000, Lost: 11, Allowed: 1, Where: places{"b": 1, "a": 10}}, "11 of 1000 packets, 1.100 %, were lost (a 10, b 1); allowed: 1 %"},
+		{SoakResult{Sent: 1000, Lost: 5, Unnamed: 1, Allowed: 1}, "1 of the 5 lost packets were counted by nobody"},
+		{SoakResult{Sent: 100_000, Lost: 5, Unnamed: 5, Allowed: 1}, ""}, // still under way
+		{SoakResult{}, ""},
+	} {
+		c.r.judgeLoss()
+		if got := strings.Join(c.r.Failures, "; "); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+	if d := (places{"a": 5, "b": 2, "c": 1}).since(places{"a": 3, "b": 2, "c": 4}); len(d) != 1 || d["a"] != 2 {
+		t.Errorf("%v", d)
 	}
 }
 

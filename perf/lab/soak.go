@@ -56,6 +56,9 @@ type SoakResult struct {
 	Failures []string `json:"failures"`
 }
 
+// turns is how many slots it takes to have had every kind of traffic; a soak is no shorter.
+const turns = 4
+
 // unnamedMax is the part of all packets that may be lost without anybody having counted them: what is still under way when a
 // slot is judged.
 const unnamedMax = 1e-4
@@ -96,7 +99,6 @@ func Soak(ctx context.Context, o SoakOptions) (*SoakResult, error) {
 }
 
 func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
-	start := time.Now()
 	p.quiet = 300 * time.Millisecond // a packet that is late must not pass for one that nobody counted
 	client := control.NewClient(p.net.Socket())
 	if err := p.firstWarmUp(&o.Options); err != nil {
@@ -119,13 +121,14 @@ func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 		return err
 	}
 	var rss uint64
-	for turn := 0; time.Since(start) < o.Duration && ctx.Err() == nil; turn++ {
+	start := time.Now()
+	for turn := 0; (turn < turns || time.Since(start) < o.Duration) && ctx.Err() == nil; turn++ {
 		s := Sample{}
 		before, err := p.losses(client)
 		if err != nil {
 			return err
 		}
-		switch turn % 4 {
+		switch turn % turns {
 		case 0, 2:
 			s.Traffic = "changing flows"
 			err = p.soakSlot(churn, pktgen.IMIX, o, 0, &s)
@@ -166,9 +169,9 @@ func (p *peer) soak(ctx context.Context, o *SoakOptions, r *SoakResult) error {
 			r.Failures = append(r.Failures, fmt.Sprintf("at %.0f s: %d links, the limit is %d", now.Seconds, now.Links, o.Links))
 		}
 		switch {
-		case turn == 3:
+		case turn == turns-1:
 			rss = now.RSS
-		case turn > 3 && now.RSS > rss+rssGrowthMax:
+		case turn >= turns && now.RSS > rss+rssGrowthMax:
 			r.Failures = append(r.Failures, fmt.Sprintf("at %.0f s: %d MiB resident, there were %d", now.Seconds, now.RSS>>20, rss>>20))
 		}
 		fmt.Fprintf(o.Progress, "%.0f s: %s: sent %d, lost %d%s; %d links, %d frames, %d leaked, %d MiB resident\n",

@@ -111,12 +111,12 @@ func (s *kernelSender) load(th *thread, ifindex int) error {
 }
 
 func (s *kernelSender) send(th *thread) error {
-	idle, err := s.call(callFirst) // nothing is sent before duration_ns is set
-	if err != nil {
-		return err
-	}
 	each := float64(fullNS)
-	if th.rate > 0 { // the program's own clock paces: most repetitions are idle
+	if th.rate > 0 { // the program's own clock paces, so most repetitions are idle: what one costs is tried before
+		idle, err := s.call(callFirst) // sends nothing before duration_ns is set
+		if err != nil {
+			return err
+		}
 		each = max(idle, 1)
 	}
 	if err := errors.Join(s.Start.Set(uint64(0)), s.Duration.Set(uint64(th.duration))); err != nil {
