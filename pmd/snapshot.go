@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"pollux/internal/clock"
@@ -27,7 +28,7 @@ import (
 // It is written beside its name and then renamed: the file is always a whole snapshot, or none.
 
 const (
-	snapshotMagic   = "plxsnap1"
+	snapshotMagic   = "plxsnap1" // its last byte is the version
 	headerBytes     = 24
 	recordBytes     = 28
 	trailerBytes    = 16
@@ -90,6 +91,9 @@ func parseSnapshot(file []byte, visit func(nat.Record)) (taken time.Time, count 
 
 // WriteSnapshot writes all links to a file, by slices between bursts.
 func (g *Gateway) WriteSnapshot(path string) (count int, err error) {
+	if err := replaceable(path); err != nil {
+		return 0, err
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-") // for its owner only
 	if err != nil {
 		return 0, err
@@ -135,6 +139,31 @@ func (g *Gateway) WriteSnapshot(path string) (count int, err error) {
 		return 0, err
 	}
 	return count, errors.Join(f.Sync(), f.Close(), os.Rename(f.Name(), path))
+}
+
+// replaceable says why a snapshot must not take the place of what is at its path: a device, a pipe, somebody's file. Snapshots of
+// other versions and empty files may go.
+func replaceable(path string) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	kind := snapshotMagic[:len(snapshotMagic)-1]
+	if info.Mode().IsRegular() {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		b := make([]byte, len(kind))
+		if n, err := io.ReadFull(f, b); n == 0 && err == io.EOF || string(b) == kind {
+			return nil
+		}
+	}
+	return errors.New("what is there is no snapshot, and left alone: remove it, or choose another snapshot.file")
 }
 
 // ReadSnapshot makes the links of a file again, as far as rules and limits allow and they have not expired meanwhile.
@@ -230,9 +259,18 @@ func (g *Gateway) snapshots() {
 			return
 		case err == nil:
 			said = ""
-		case err.Error() != said: // once, until it works again or fails in another way
-			said = err.Error()
+		case causeOf(err) != said: // once, until it works again or fails in another way
+			said = causeOf(err)
 			slog.Error("the snapshot of the links can't be written", "file", g.o.SnapshotFile, "error", err)
 		}
 	}
+}
+
+// causeOf is an error without the temporary file's name, which is another one each time.
+func causeOf(err error) string {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	return err.Error()
 }

@@ -3,11 +3,13 @@ package pmd
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"hash/crc64"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -58,6 +60,35 @@ func TestSnapshotFile(t *testing.T) {
 				t.Fatalf("byte %d of %d", at, len(file))
 			}
 		}
+	}
+}
+
+// What is at the path and is no snapshot is never replaced by one.
+func TestSnapshotLeavesOthersAlone(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{"own": snapshotMagic + "...", "older": "plxsnap0...", "empty": "", "foreign": "ports: []\n", "short": "x"} {
+		if err := os.WriteFile(at(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(at("directory"), 0o700), syscall.Mkfifo(at("pipe"), 0o600), os.Symlink(at("foreign"), at("link"))); err != nil {
+		t.Fatal(err)
+	}
+	for name, may := range map[string]bool{"none": true, "own": true, "older": true, "empty": true, "foreign": false, "short": false, "directory": false, "pipe": false, "link": false} {
+		if err := replaceable(at(name)); (err == nil) != may {
+			t.Errorf("%s: %v", name, err)
+		}
+		if may {
+			continue
+		}
+		if _, err := new(Gateway).WriteSnapshot(at(name)); err == nil { // there is no worker whose links it could hold
+			t.Errorf("%s was written over", name)
+		}
+	}
+	one, other := &os.PathError{Op: "open", Path: "a.new-1", Err: syscall.ENOSPC}, &os.PathError{Op: "open", Path: "a.new-2", Err: syscall.ENOSPC}
+	if causeOf(one) != causeOf(other) || causeOf(one) == causeOf(errors.New("x")) {
+		t.Error("the same cause is told again and again")
 	}
 }
 
