@@ -23,32 +23,35 @@ func (s *Shard) Touch(b []Packet) {
 
 func (s *Shard) touch(b []Packet) {
 	var at [burst]uint32 // slots, then lines
+	if len(b) > burst {  // never: but then the compiler knows, too
+		return
+	}
 	slots, n := s.exact.slots, uint64(len(s.exact.slots))
 	for i := range b {
 		p := &b[i]
 		key := plainKey(p)
 		h := s.seed.tuple(key)
 		p.ports, p.slot = key.ports, h
-		at[i&(burst-1)] = homeOf(h, n)
+		at[i] = homeOf(h, n)
 	}
 	offheap.PrefetchIndexed(unsafe.Pointer(unsafe.SliceData(slots)), 8, at[:len(b)&(2*burst-1)])
 	far := uint64(0)   // packets that the first two slots say nothing about, the first one highest: no branch, which would be
 	for i := range b { // mispredicted too often
 		p := &b[i]
 		// The slot behind the last one is there, too: see Shard.padded.
-		pair := (*[2]uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(slots)), 8*uintptr(at[i&(burst-1)])))
+		pair := (*[2]uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(slots)), 8*uintptr(at[i])))
 		l, miss := candidate(pair, p.slot)
 		p.slot = l
-		at[i&(burst-1)] = l
+		at[i] = l
 		_, carry := bits.Sub64(0, miss, 0)
 		far, _ = bits.Add64(far, far, carry)
 	}
 	misses := 0
 	for ; far != 0; far &= far - 1 {
-		i := len(b) - 1 - bits.TrailingZeros64(far)
+		i := (len(b) - 1 - bits.TrailingZeros64(far)) & (burst - 1)
 		p := &b[i]
 		p.slot = s.distant(s.seed.tuple(plainKey(p)))
-		at[i&(burst-1)] = p.slot
+		at[i] = p.slot
 		if p.slot == 0 {
 			misses++
 		}

@@ -22,8 +22,8 @@ func (w *Worker) rx(from int) (b []nat.Packet, n int) {
 	}
 	b = w.burst[:n]
 	memory, side := w.umem.Memory(), p.side
-	for i := range b {
-		q, f := &b[i], w.rxq[i]
+	for i, f := range w.rxq[:n] {
+		q := &b[i]
 		q.Data = memory.Data(f)
 		q.Frame = f.Addr
 		q.Ingress = uint16(from)
