@@ -61,6 +61,7 @@ type caches struct {
 	shift uint32
 	free  uint32 // first unused one that was used before
 	fresh uint32 // the first never used one
+	last  uint32 // the one that was found or made last: who takes a port toward a peer often does so again, or gives it back
 	live  uint32
 	peak  uint32
 	stole uint64 // taken from a peer that had less use for it
@@ -95,14 +96,26 @@ func (t *caches) chain(alias packet.Addr, row Row, p Peer) *uint32 {
 
 // find returns the peer's cache, or nil.
 func (t *caches) find(alias packet.Addr, row Row, p Peer) *cache {
+	if c := &t.all[t.last]; c.live && c.is(alias, row, p) {
+		return c
+	}
+	return t.search(alias, row, p)
+}
+
+func (t *caches) search(alias packet.Addr, row Row, p Peer) *cache {
 	for i := *t.chain(alias, row, p); i != 0; {
 		c := &t.all[i]
-		if c.addr == p.Addr && c.port == p.Port && c.alias == alias && c.row == row {
+		if c.is(alias, row, p) {
+			t.last = i
 			return c
 		}
 		i = c.next
 	}
 	return nil
+}
+
+func (c *cache) is(alias packet.Addr, row Row, p Peer) bool {
+	return c.addr == p.Addr && c.port == p.Port && c.alias == alias && c.row == row
 }
 
 // make returns a new cache for a peer that has none, or nil when the arena is used up.
@@ -122,6 +135,7 @@ func (t *caches) make(alias packet.Addr, row Row, p Peer, r *row) *cache {
 	c.skip, c.gain, c.none, c.far = [16]uint64{}, r.gain, false, false
 	c.alias, c.addr, c.port, c.row, c.live, c.n, c.next = alias, p.Addr, p.Port, row, true, 0, *head
 	*head = i
+	t.last = i
 	t.live++
 	t.peak = max(t.peak, t.live)
 	r.caches++

@@ -42,7 +42,7 @@ func (s *Space) Fixed(alias packet.Addr, rw Row, port uint16, host packet.Addr) 
 	if r.uses[port] == 0 {
 		r.offer(port)
 	}
-	if !s.claim(&q, port) {
+	if !s.claim(a, r, rw, port) {
 		return false
 	}
 	if host != 0 && s.o.PortsPerHost > 0 {
@@ -185,6 +185,11 @@ func (s *Space) room(q *query, r *Request, more uint32) error {
 }
 
 func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
+	if s.simple {
+		if port := s.first(r, shared, p); port >= 0 {
+			return uint16(port), nil
+		}
+	}
 	q := query{peer: p, shared: shared} // on the stack: nothing keeps it
 	err := s.begin(&q, r)
 	if err == nil {
@@ -413,21 +418,20 @@ func (s *Space) take(q *query, port uint16) bool {
 		s.conflict(q, port)
 		return false
 	}
-	return s.claim(q, port)
+	return s.claim(q.a, q.r, q.row, port)
 }
 
 // claim makes the port's byte this worker's. A port that is another's leaves the candidates.
-func (s *Space) claim(q *query, port uint16) bool {
-	own := q.a.own
-	b := own.byte(q.row, port)
+func (s *Space) claim(a *aliasSpace, r *row, rw Row, port uint16) bool {
+	b := a.own.byte(rw, port)
 	if b == s.me {
-		return !own.reserved(q.row, port)
+		return !a.own.reserved(rw, port)
 	}
-	if b == ByteFree && own.claim(q.row, port, s.o.Worker) {
-		q.r.held++
+	if b == ByteFree && a.own.claim(rw, port, s.o.Worker) {
+		r.held++
 		return true
 	}
-	q.r.drop(port)
+	r.drop(port)
 	return false
 }
 
@@ -451,15 +455,7 @@ func (s *Space) rowOf(c *cache) *row { return s.known(c.alias).rows[c.row] }
 
 // commit counts one use of a port that was claimed.
 func (s *Space) commit(q *query, port uint16) {
-	r := q.r
-	if r.uses[port] == 0 {
-		r.enter(port, q.shared)
-	}
-	if q.shared {
-		r.uses[port]++
-	} else {
-		r.uses[port] = exclusive | 1
-	}
+	q.r.use(port, q.shared)
 	if q.c.live {
 		q.c.set(port)
 	}
@@ -563,10 +559,10 @@ func (s *Space) pairIn(q *query) int32 {
 		x := q.r.free.word[w&1023]
 		for x &= x >> 1 & 0x5555555555555555; x != 0; x &= x - 1 {
 			port := w<<6 + uint32(bits.TrailingZeros64(x))
-			if port < q.lo || port+1 > q.hi || !s.claim(q, uint16(port)) {
+			if port < q.lo || port+1 > q.hi || !s.claim(q.a, q.r, q.row, uint16(port)) {
 				continue
 			}
-			if s.claim(q, uint16(port)+1) {
+			if s.claim(q.a, q.r, q.row, uint16(port)+1) {
 				return int32(port)
 			}
 			if s.blocks.size == 0 {

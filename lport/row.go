@@ -76,6 +76,18 @@ func (r *row) leave(port uint16, shared bool) {
 	}
 }
 
+// use counts one more link on a port.
+func (r *row) use(port uint16, shared bool) {
+	if r.uses[port] == 0 {
+		r.enter(port, shared)
+	}
+	if shared {
+		r.uses[port]++
+	} else {
+		r.uses[port] = exclusive | 1
+	}
+}
+
 // query is one search for a port.
 type query struct {
 	a      *aliasSpace

@@ -50,6 +50,7 @@ type Space struct {
 	share   int32 // owner bytes of a row this worker takes before it prefers those it has
 	plenty  int32 // candidates in a row that are more than enough
 	me      uint8 // this worker's owner byte
+	simple  bool  // first may try
 	rng     *rand.ChaCha8
 	aliases []*aliasSpace `image:"-"`
 	index   []aliasSlot   `image:"-"` // open-addressed, by address; a power of two
@@ -192,6 +193,7 @@ func (s *Space) apply(o Options) {
 	if o.Block.Size != 0 {
 		s.blocks.skew, s.blocks.first, s.blocks.end = blockSpan(o)
 	}
+	s.simple = o.Block.Size == 0 && o.Deterministic == nil && o.PortsPerHost == 0 && !o.Parity
 	for _, a := range s.aliases {
 		if a == nil {
 			continue

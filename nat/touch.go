@@ -118,7 +118,8 @@ func (s *Shard) touchMisses(b []Packet) {
 			l := 2*s.groups.head(v) + in
 			head[i&(burst-1)] = l
 			at[n&(4*burst-1)] = uintptr(unsafe.Pointer(&s.lines[l]))
-			n++
+			at[(n+1)&(4*burst-1)] = uintptr(unsafe.Pointer(&s.lines[l^1])) // when it was last used says whether there is a mapping still
+			n += 2
 		}
 	}
 	offheap.Prefetch(at[:n])

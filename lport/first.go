@@ -1,0 +1,107 @@
+package lport
+
+import "math/bits"
+
+// first makes the first try of a request, where no rule but the range and the host's own number decides (Space.simple): the
+// own number, then the first candidate from a random port on. Most requests need no more, so it is one function that keeps what
+// it knows in registers. It gives the port that choose would give. -1: choose has to look at everything, the own number
+// included; only hints were changed.
+func (s *Space) first(r *Request, shared bool, p Peer) int32 {
+	a := s.alias(r.Alias)
+	if a == nil || r.Row >= Rows {
+		return -1
+	}
+	rw := a.rows[r.Row&(Rows-1)]
+	if rw == nil || s.affinity[r.Row&(Rows-1)] != nil || s.crowded(a, rw, r.Row) {
+		return -1
+	}
+	set, c := &rw.free, &s.caches.all[0]
+	if !shared && rw.none {
+		return -1
+	}
+	if shared {
+		set = &rw.open
+		if rw.caches != 0 {
+			if x := s.caches.find(r.Alias, r.Row, p); x != nil {
+				if c = x; c.gain != rw.gain || c.none {
+					return -1
+				}
+			}
+		}
+	}
+	steps := uint32(0)
+	if want := uint32(r.Want); s.o.SamePorts && want >= s.low && want <= s.high {
+		if rw.uses[want] == 0 && !rw.free.has(r.Want) {
+			return -1 // another's, as far as known
+		}
+		if set.has(r.Want) && c.bits[want>>6&1023]>>(want&63)&1 == 0 {
+			if !s.grab(a, rw, r.Row, r.Want, shared, p) {
+				return -1
+			}
+			s.give(rw, c, r.Want, shared, 2)
+			return int32(want)
+		}
+		steps = 1
+	}
+	// From a random port on, round the range once. trim are the ports of the word where it starts that are to be looked at: those
+	// from the start on, and when everything else was looked at those before it.
+	start := s.low + s.random(s.high-s.low+1)
+	low, at, high := s.low>>6, start>>6, s.high>>6
+	trim := ^uint64(0) << (start & 63)
+	g, mask := at>>6, ^uint64(0)<<(at&63)
+	for range len(set.sum) + 1 {
+		steps++
+		for some := set.sum[g&15] &^ c.skip[g&15] & mask; some != 0; some &= some - 1 {
+			w := g<<6 + uint32(bits.TrailingZeros64(some))
+			if w > high {
+				break
+			}
+			m := set.word[w&1023] &^ c.bits[w&1023]
+			if m == 0 && c.live {
+				c.skip[g&15] |= 1 << (w & 63)
+			}
+			if w == at {
+				m &= trim
+			}
+			if w == low {
+				m &= ^uint64(0) << (s.low & 63)
+			}
+			if w == high {
+				m &= ^uint64(0) >> (^s.high & 63)
+			}
+			if m == 0 {
+				steps++
+				continue
+			}
+			port := w<<6 + uint32(bits.TrailingZeros64(m))
+			if !s.grab(a, rw, r.Row, uint16(port), shared, p) {
+				return -1
+			}
+			s.give(rw, c, uint16(port), shared, steps+1)
+			return int32(port)
+		}
+		mask = ^uint64(0)
+		if g++; g > high>>6 {
+			g, mask, trim = low>>6, ^uint64(0)<<(low&63), ^trim
+		}
+	}
+	return -1
+}
+
+// grab is take for first, which leaves what it finds out to choose.
+func (s *Space) grab(a *aliasSpace, r *row, rw Row, port uint16, shared bool, p Peer) bool {
+	if shared && s.o.InUse != nil && s.o.InUse(a.addr, rw, port, p) {
+		return false
+	}
+	return s.claim(a, r, rw, port)
+}
+
+// give counts a port that was claimed and the search for it.
+func (s *Space) give(r *row, c *cache, port uint16, shared bool, steps uint32) {
+	r.use(port, shared)
+	if c.live {
+		c.set(port)
+	}
+	s.stats.given++
+	s.stats.searched(steps)
+}
