@@ -61,11 +61,13 @@ type caches struct {
 	shift uint32
 	free  uint32 // first unused one that was used before
 	fresh uint32 // the first never used one
-	last  uint32 // the one that was found or made last: who takes a port toward a peer often does so again, or gives it back
-	live  uint32
-	peak  uint32
-	stole uint64 // taken from a peer that had less use for it
-	met   uint64 // merged into another
+	last  uint32 // the one that was found or made last, if it is still alive: who takes a port toward a peer often does so
+	// again, or gives it back
+	lastKey peerKey
+	live    uint32
+	peak    uint32
+	stole   uint64 // taken from a peer that had less use for it
+	met     uint64 // merged into another
 }
 
 func newCaches(n int, shared bool) (t caches, err error) {
@@ -94,10 +96,17 @@ func (t *caches) chain(alias packet.Addr, row Row, p Peer) *uint32 {
 	return &t.head[h>>t.shift]
 }
 
+// peerKey is a peer and the row in which it is met.
+type peerKey struct{ addrs, ports uint64 }
+
+func keyOf(alias packet.Addr, row Row, p Peer) peerKey {
+	return peerKey{uint64(alias)<<32 | uint64(p.Addr), uint64(row)<<16 | uint64(p.Port)}
+}
+
 // find returns the peer's cache, or nil.
 func (t *caches) find(alias packet.Addr, row Row, p Peer) *cache {
-	if c := &t.all[t.last]; c.live && c.is(alias, row, p) {
-		return c
+	if t.last != 0 && t.lastKey == keyOf(alias, row, p) {
+		return &t.all[t.last]
 	}
 	return t.search(alias, row, p)
 }
@@ -105,17 +114,13 @@ func (t *caches) find(alias packet.Addr, row Row, p Peer) *cache {
 func (t *caches) search(alias packet.Addr, row Row, p Peer) *cache {
 	for i := *t.chain(alias, row, p); i != 0; {
 		c := &t.all[i]
-		if c.is(alias, row, p) {
-			t.last = i
+		if c.addr == p.Addr && c.port == p.Port && c.alias == alias && c.row == row {
+			t.last, t.lastKey = i, keyOf(alias, row, p)
 			return c
 		}
 		i = c.next
 	}
 	return nil
-}
-
-func (c *cache) is(alias packet.Addr, row Row, p Peer) bool {
-	return c.addr == p.Addr && c.port == p.Port && c.alias == alias && c.row == row
 }
 
 // make returns a new cache for a peer that has none, or nil when the arena is used up.
@@ -135,7 +140,7 @@ func (t *caches) make(alias packet.Addr, row Row, p Peer, r *row) *cache {
 	c.skip, c.gain, c.none, c.far = [16]uint64{}, r.gain, false, false
 	c.alias, c.addr, c.port, c.row, c.live, c.n, c.next = alias, p.Addr, p.Port, row, true, 0, *head
 	*head = i
-	t.last = i
+	t.last, t.lastKey = i, keyOf(alias, row, p)
 	t.live++
 	t.peak = max(t.peak, t.live)
 	r.caches++
@@ -224,6 +229,9 @@ func (t *caches) drop(c *cache, r *row) {
 	}
 	i := *p
 	*p = c.next
+	if i == t.last {
+		t.last = 0
+	}
 	c.live, c.addr, c.n, c.next = false, 0, 0, t.free
 	t.free = i
 	t.live--

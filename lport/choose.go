@@ -185,14 +185,19 @@ func (s *Space) room(q *query, r *Request, more uint32) error {
 }
 
 func (s *Space) choose(r *Request, shared bool, p Peer) (uint16, error) {
+	busy := int32(-1)
 	if s.simple {
-		if port := s.first(r, shared, p); port >= 0 {
+		var port int32
+		if port, busy = s.first(r, shared, p); port >= 0 {
 			return uint16(port), nil
 		}
 	}
 	q := query{peer: p, shared: shared} // on the stack: nothing keeps it
 	err := s.begin(&q, r)
 	if err == nil {
+		if busy >= 0 {
+			s.conflict(&q, uint16(busy))
+		}
 		if err = s.room(&q, r, 1); err == nil {
 			var port int32
 			if port, err = s.find(&q, r); err == nil {

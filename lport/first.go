@@ -4,27 +4,27 @@ import "math/bits"
 
 // first makes the first try of a request, where no rule but the range and the host's own number decides (Space.simple): the
 // own number, then the first candidate from a random port on. Most requests need no more, so it is one function that keeps what
-// it knows in registers. It gives the port that choose would give. -1: choose has to look at everything, the own number
-// included; only hints were changed.
-func (s *Space) first(r *Request, shared bool, p Peer) int32 {
+// it knows in registers. It gives the port that choose would give. port -1: choose has to look at everything, the own
+// number included; only hints were changed. busy is a port that turned out to be in use toward the peer, or -1.
+func (s *Space) first(r *Request, shared bool, p Peer) (port, busy int32) {
 	a := s.alias(r.Alias)
 	if a == nil || r.Row >= Rows {
-		return -1
+		return -1, -1
 	}
 	rw := a.rows[r.Row&(Rows-1)]
 	if rw == nil || s.affinity[r.Row&(Rows-1)] != nil || s.crowded(a, rw, r.Row) {
-		return -1
+		return -1, -1
 	}
 	set, c := &rw.free, &s.caches.all[0]
 	if !shared && rw.none {
-		return -1
+		return -1, -1
 	}
 	if shared {
 		set = &rw.open
 		if rw.caches != 0 {
 			if x := s.caches.find(r.Alias, r.Row, p); x != nil {
 				if c = x; c.gain != rw.gain || c.none {
-					return -1
+					return -1, -1
 				}
 			}
 		}
@@ -32,14 +32,10 @@ func (s *Space) first(r *Request, shared bool, p Peer) int32 {
 	steps := uint32(0)
 	if want := uint32(r.Want); s.o.SamePorts && want >= s.low && want <= s.high {
 		if rw.uses[want] == 0 && !rw.free.has(r.Want) {
-			return -1 // another's, as far as known
+			return -1, -1 // another's, as far as known
 		}
 		if set.has(r.Want) && c.bits[want>>6&1023]>>(want&63)&1 == 0 {
-			if !s.grab(a, rw, r.Row, r.Want, shared, p) {
-				return -1
-			}
-			s.give(rw, c, r.Want, shared, 2)
-			return int32(want)
+			return s.grab(a, rw, c, r, r.Want, shared, p, 2)
 		}
 		steps = 1
 	}
@@ -73,35 +69,29 @@ func (s *Space) first(r *Request, shared bool, p Peer) int32 {
 				steps++
 				continue
 			}
-			port := w<<6 + uint32(bits.TrailingZeros64(m))
-			if !s.grab(a, rw, r.Row, uint16(port), shared, p) {
-				return -1
-			}
-			s.give(rw, c, uint16(port), shared, steps+1)
-			return int32(port)
+			return s.grab(a, rw, c, r, uint16(w<<6+uint32(bits.TrailingZeros64(m))), shared, p, steps+1)
 		}
 		mask = ^uint64(0)
 		if g++; g > high>>6 {
 			g, mask, trim = low>>6, ^uint64(0)<<(low&63), ^trim
 		}
 	}
-	return -1
+	return -1, -1
 }
 
-// grab is take for first, which leaves what it finds out to choose.
-func (s *Space) grab(a *aliasSpace, r *row, rw Row, port uint16, shared bool, p Peer) bool {
-	if shared && s.o.InUse != nil && s.o.InUse(a.addr, rw, port, p) {
-		return false
+// grab takes one candidate for first, and counts the search if that is its end.
+func (s *Space) grab(a *aliasSpace, rw *row, c *cache, r *Request, port uint16, shared bool, p Peer, steps uint32) (got, busy int32) {
+	if shared && s.o.InUse != nil && s.o.InUse(a.addr, r.Row, port, p) {
+		return -1, int32(port)
 	}
-	return s.claim(a, r, rw, port)
-}
-
-// give counts a port that was claimed and the search for it.
-func (s *Space) give(r *row, c *cache, port uint16, shared bool, steps uint32) {
-	r.use(port, shared)
+	if !s.claim(a, rw, r.Row, port) {
+		return -1, -1
+	}
+	rw.use(port, shared)
 	if c.live {
 		c.set(port)
 	}
 	s.stats.given++
 	s.stats.searched(steps)
+	return int32(port), -1
 }
