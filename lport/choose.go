@@ -65,7 +65,7 @@ func (s *Space) ExclusiveAt(alias packet.Addr, rw Row, port uint16, host packet.
 	}
 	q := query{a: a, r: r, c: &s.caches.all[0], row: rw}
 	r.offer(port)
-	if !s.claim(&q, port) {
+	if !s.claim(a, r, rw, port) {
 		return false
 	}
 	if host != 0 && s.o.PortsPerHost > 0 {

@@ -39,10 +39,18 @@ func (s *Space) first(r *Request, shared bool, p Peer) (port, busy int32) {
 		}
 		steps = 1
 	}
+	lo, hi := s.low, s.high
+	if lo < wellKnown && hi >= wellKnown && r.Row <= RowUDP { // see attempt
+		if r.Want < wellKnown {
+			hi = wellKnown - 1
+		} else {
+			lo = wellKnown
+		}
+	}
 	// From a random port on, round the range once. trim are the ports of the word where it starts that are to be looked at: those
 	// from the start on, and when everything else was looked at those before it.
-	start := s.low + s.random(s.high-s.low+1)
-	low, at, high := s.low>>6, start>>6, s.high>>6
+	start := lo + s.random(hi-lo+1)
+	low, at, high := lo>>6, start>>6, hi>>6
 	trim := ^uint64(0) << (start & 63)
 	g, mask := at>>6, ^uint64(0)<<(at&63)
 	for range len(set.sum) + 1 {
@@ -60,10 +68,10 @@ func (s *Space) first(r *Request, shared bool, p Peer) (port, busy int32) {
 				m &= trim
 			}
 			if w == low {
-				m &= ^uint64(0) << (s.low & 63)
+				m &= ^uint64(0) << (lo & 63)
 			}
 			if w == high {
-				m &= ^uint64(0) >> (^s.high & 63)
+				m &= ^uint64(0) >> (^hi & 63)
 			}
 			if m == 0 {
 				steps++

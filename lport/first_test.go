@@ -11,7 +11,7 @@ import (
 // the first to the last, at ranges whose ends lie anywhere in a word.
 func TestFirstTry(t *testing.T) {
 	peer := Peer{remote, 443}
-	for _, span := range [][2]uint16{{1024, 65535}, {1000, 1003}, {60001, 60200}, {4095, 8193}, {0, 65535}, {63, 64}} {
+	for _, span := range [][2]uint16{{1024, 65535}, {1000, 1003}, {60001, 60200}, {4095, 8193}, {0, 65535}, {63, 64}, {1000, 1100}} {
 		for _, shared := range []bool{false, true} {
 			var spaces [2]*Space
 			var used [2][65536]bool
