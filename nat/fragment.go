@@ -13,7 +13,7 @@ import (
 // id and protocol as received, and done to the others. Pieces that come before it are held, bounded in number (all of
 // them, and of one datagram) and time (timeouts.fragment from the first piece seen, never extended). When every byte of the
 // datagram was seen it is done: kept for another second for what networks duplicate, if nobody needs its place, and until its
-// sender uses the id again.
+// sender uses the id again. A first fragment that finds no room takes that of an old datagram whose own never came.
 //
 // A piece that overlaps another, lies about the end, or is a second beginning with other ports, ends the whole datagram
 // (RFC 1858, RFC 3128). A piece that repeats another exactly is what networks that duplicate packets produce: it is handled
@@ -283,6 +283,9 @@ func (s *Shard) fragment(p *Packet, now clock.Tick) {
 			s.endDatagram(f.done.oldest, reason.None)
 			id = f.add(hash, &key, now)
 		}
+		if id == 0 && p.H.FragOff == 0 && s.evictOrphan() {
+			id = f.add(hash, &key, now)
+		}
 		if id == 0 {
 			s.drop(p, reason.FragmentLimit)
 			return
@@ -316,6 +319,27 @@ func (s *Shard) fragment(p *Packet, now clock.Tick) {
 	if d.complete() {
 		f.finish(id, now)
 	}
+}
+
+// orphansLookedAt bounds the search for a datagram that can make room.
+const orphansLookedAt = 8
+
+// evictOrphan makes room for a first fragment by giving up one of the oldest datagrams that forward nothing: a flood of
+// pieces without beginnings fills the table, but not for datagrams that come in order.
+func (s *Shard) evictOrphan() bool {
+	f := &s.frag
+	id := f.live.oldest
+	for range orphansLookedAt {
+		if id == 0 {
+			break
+		}
+		if at := f.list[id].phase; at == phaseWait || at == phaseDrop {
+			s.endDatagram(id, reason.FragmentLimit)
+			return true
+		}
+		id = f.list[id].next
+	}
+	return false
 }
 
 // broken reports whether a datagram can't become whole any more, whatever its first fragment says.

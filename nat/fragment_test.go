@@ -505,6 +505,37 @@ func TestFragmentLimit(t *testing.T) {
 	}
 }
 
+// A flood of pieces without beginnings does not keep out datagrams that come in order.
+func TestFragmentsBesideOrphans(t *testing.T) {
+	w := newFragmentWorker(t, 4, nil)
+	flood := packet.Build{Src: peer, Dst: aliasA, SrcPort: 53, DstPort: 4000}
+	orphans := func() {
+		for range 6 {
+			flood.ID++
+			w.put(Outside, later(flood, 72, 72, false))
+		}
+	}
+	b := packet.Build{Src: hostA, Dst: peer, SrcPort: 4000, DstPort: 53, ID: 9000}
+	orphans()
+	for range 10 {
+		b.ID++
+		before := w.dropped[reason.FragmentLimit]
+		for i, f := range cut(t, b.UDP(make([]byte, 341)), 20+72) {
+			if got := w.put(Inside, f).Verdict; got != Forward {
+				t.Fatalf("datagram %d, piece %d: %v, dropped %v", b.ID, i, got, w.dropped)
+			}
+			orphans()
+		}
+		if w.dropped[reason.FragmentLimit] == before {
+			t.Fatal("nothing was refused: the flood does not fill the table")
+		}
+	}
+	if len(w.kept) > 4 {
+		t.Errorf("%d pieces are kept", len(w.kept))
+	}
+	w.balance()
+}
+
 // Pieces on their way back count for the limit, so that the queue behind NextReleased can't overflow.
 func TestFragmentLimitCountsReleased(t *testing.T) {
 	w := newFragmentWorker(t, 4, nil)
