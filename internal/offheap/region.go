@@ -95,7 +95,7 @@ func mapFile(size int, pages Pages) (*Region, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: a memfd of %d bytes: %w", length, err)
 	}
-	mem, err := mapAligned(fd, length)
+	mem, err := mapAligned(fd, length, pages)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: map %d bytes: %w", length, err)

@@ -75,7 +75,7 @@ func Adopt(fd int, i RegionInfo) (*Region, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: a region of %d bytes in %d is none", i.Size, i.Mapped)
 	}
-	mem, err := mapAligned(fd, i.Mapped)
+	mem, err := mapAligned(fd, i.Mapped, i.Pages)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: map the predecessor's %d bytes: %w", i.Mapped, err)
@@ -84,10 +84,13 @@ func Adopt(fd int, i RegionInfo) (*Region, error) {
 }
 
 // mapAligned maps a file such that huge pages of it can be mapped whole.
-func mapAligned(fd, length int) ([]byte, error) {
-	if length < hugePage {
+func mapAligned(fd, length int, pages Pages) ([]byte, error) {
+	if length < hugePage || pages == Huge { // hugetlbfs aligns by itself
 		at, err := unix.MmapPtr(fd, 0, nil, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		return unsafe.Slice((*byte)(at), length), err
+		if err != nil {
+			return nil, err
+		}
+		return unsafe.Slice((*byte)(at), length), nil
 	}
 	// Reserve enough address space for an aligned piece, and put the file over it.
 	total := uintptr(length + hugePage)
@@ -97,10 +100,6 @@ func mapAligned(fd, length int) ([]byte, error) {
 	}
 	skip := -uintptr(base) & (hugePage - 1)
 	at, err := unix.MmapPtr(fd, 0, unsafe.Add(base, skip), uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
-	if err != nil {
-		_ = unix.MunmapPtr(base, total)
-		return nil, err
-	}
 	page := uintptr(os.Getpagesize())
 	end := skip + (uintptr(length)+page-1)&^(page-1)
 	if skip > 0 {
@@ -108,6 +107,11 @@ func mapAligned(fd, length int) ([]byte, error) {
 	}
 	if end < total {
 		_ = unix.MunmapPtr(unsafe.Add(base, end), total-end)
+	}
+	if err != nil {
+		// The piece in the middle stays as it is: a mapping that fails may have taken the reservation away already, and then
+		// another thread, of Go's own heap even, may have got that place.
+		return nil, err
 	}
 	return unsafe.Slice((*byte)(at), length), nil
 }
