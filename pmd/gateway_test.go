@@ -251,19 +251,21 @@ func followsThePort(t *testing.T, workers int) {
 	if err := l.Gateway.AddAddress(lab.OutsideDevice, next); err != nil {
 		t.Fatal(err)
 	}
+	// The first try may be quicker than the news of the change: then the old address is used once more.
+	seen := map[netip.Addr]bool{}
 	for start := time.Now(); ; {
-		if f := try(); f.Answered == 5 {
+		f := try()
+		for from := range echo.Seen() {
+			seen[from.Addr()] = true
+		}
+		if f.Answered == 5 && seen[next.Addr()] {
 			break
 		}
-		if time.Since(start) > 5*time.Second {
+		if time.Since(start) > 10*time.Second {
 			t.Fatalf("the new address is not used: drops %v", dropsOf(g))
 		}
 	}
-	seen := map[netip.Addr]bool{}
-	for from := range echo.Seen() {
-		seen[from.Addr()] = true
-	}
-	if !seen[next.Addr()] || len(seen) != 2 {
+	if len(seen) != 2 {
 		t.Errorf("the outside saw %v", seen)
 	}
 	// Every worker uses the new address, those of the other hosts too.
