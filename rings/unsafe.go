@@ -91,15 +91,16 @@ func mapShared(fd int, length, align uintptr) ([]byte, error) {
 	}
 	before := -uintptr(room) & (align - 1)
 	p, err := unix.MmapPtr(fd, 0, unsafe.Add(room, before), length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
-	if err != nil {
-		_ = unix.MunmapPtr(room, length+align)
-		return nil, err
-	}
 	if before > 0 {
 		_ = unix.MunmapPtr(room, before)
 	}
 	if after := align - before; after > 0 {
-		_ = unix.MunmapPtr(unsafe.Add(p, length), after)
+		_ = unix.MunmapPtr(unsafe.Add(room, before+length), after)
+	}
+	if err != nil {
+		// The piece in the middle stays as it is: huge pages that are refused have taken the reservation away already, and
+		// then another thread, of Go's own heap even, may have got that place.
+		return nil, err
 	}
 	return unsafe.Slice((*byte)(p), length), nil
 }
