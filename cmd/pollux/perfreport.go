@@ -24,6 +24,7 @@ func reportCommand() *cli.Command {
 			"   pollux perf report --quick /tmp/try                 # shows that everything works, a minute",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "only", Usage: "`LIST` of parts to make: " + strings.Join(paper.Names(), ", ")},
+			&cli.StringFlag{Name: "revision", DefaultText: "as the build recorded it", Usage: "`COMMIT` that the report names"},
 			&cli.BoolFlag{Name: "quick", Usage: "as little of everything as shows that it works; the figures say nothing"},
 			&cli.BoolFlag{Name: "write", Usage: "measure nothing, write from what is in DIR/data"},
 			&cli.BoolFlag{Name: "quiet", Usage: "no word on standard error while it runs"},
@@ -42,6 +43,9 @@ func reportCommand() *cli.Command {
 			v := buildVersion()
 			if o.Revision = v.Revision[:min(12, len(v.Revision))]; v.Modified {
 				o.Revision += ", modified"
+			}
+			if c.IsSet("revision") {
+				o.Revision = c.String("revision")
 			}
 			var err error
 			if o.Binary, err = os.Executable(); err != nil {

@@ -27,7 +27,7 @@ var parts = []part{
 	{name: "rtcache", args: words("rtcache --routes 1000000"), quick: words("rtcache --routes 1000 --links 4096 --packets 65536 --repeat 3")},
 	{name: "clock", args: words("clock"), quick: words("clock --packets 65536 --repeat 3")},
 	{name: "handoff", args: words("handoff"), quick: words("handoff --links 4096 --packets 65536 --repeat 3")},
-	{name: "lab", lab: true, args: words("lab --rounds 5 --slot 0.5"), quick: words("lab --rounds 1 --slot 0.2 --warm-up 0.05 --links 500000 --many-flows 5000")},
+	{name: "lab", lab: true, args: words("lab --rounds 5 --slot 0.4"), quick: words("lab --rounds 1 --slot 0.2 --warm-up 0.05 --links 500000 --many-flows 5000")},
 }
 
 func words(s string) []string { return strings.Fields(s) }
