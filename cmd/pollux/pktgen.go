@@ -51,6 +51,7 @@ func pktgenCommand() *cli.Command {
 			&cli.Float64Flag{Name: "rate", Usage: "packets per second, 0 for as many as can be"},
 			&cli.Float64Flag{Name: "seconds", Usage: "end after so long"},
 			&cli.Uint64Flag{Name: "count", Usage: "end after so many packets"},
+			&cli.UintFlag{Name: "run", DefaultText: "from the process id", Usage: "`NUMBER` from 0 to 255 by which a sink that outlives the run tells it from others"},
 			&cli.StringFlag{Name: "backend", Value: "afxdp", Usage: "afxdp or kernel"},
 			&cli.StringFlag{Name: "queues", Value: "0", Usage: "queues to send on, a thread for each: `LIST` as 0-3"},
 			&cli.StringFlag{Name: "cores", Usage: "core of each thread: `LIST`"},
@@ -110,6 +111,13 @@ func pktgenOptions(c *cli.Context) (o pktgen.Options, err error) {
 		Device: c.String("dev"), Rate: c.Float64("rate"), Count: c.Uint64("count"), RTPriority: c.Int("rt-priority"),
 		Duration: time.Duration(c.Float64("seconds") * float64(time.Second)),
 		Flows:    pktgen.Flows{Count: c.Uint64("flows"), NewPerS: c.Float64("new-flows")},
+		Run:      uint8(os.Getpid()),
+	}
+	if c.IsSet("run") {
+		if n := c.Uint("run"); n > 255 {
+			return o, fmt.Errorf("--run: is %d; allowed: a number from 0 to 255", n)
+		}
+		o.Run = uint8(c.Uint("run"))
 	}
 	if o.Device == "" {
 		return o, errors.New("--dev: needed: the name of a network device")

@@ -3,6 +3,7 @@ package lab
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -76,7 +77,7 @@ func (r *Result) bars() (*plot.Plot, error) {
 	}
 	var labels []string
 	for _, c := range keys {
-		labels = append(labels, c.title)
+		labels = append(labels, strings.ReplaceAll(c.title, ", ", "\n"))
 	}
 	p.NominalX(labels...)
 	p.Y.Min = 0

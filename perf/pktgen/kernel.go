@@ -14,14 +14,14 @@ import (
 // forgets it again), tens of milliseconds on a busy machine, in which nothing is sent. So calls are long, and what they leave
 // out is taken off the time of the run only before its first packet.
 const (
-	callTime  = 500 * time.Millisecond // after which Stop is looked at and progress is published
-	callFirst = 1 << 12                // repetitions of the call that tells what one costs
+	callTime  = time.Second // after which Stop is looked at and progress is published
+	callFirst = 1 << 12     // repetitions of the call that tells what one costs
 	callMin   = 1 << 12
 	callMax   = 1 << 28
 
-	// fullNS is about what a packet takes at full speed. When it takes less, the rest goes into a call of its own; when it takes
-	// more, the repetitions after the end are idle ones.
-	fullNS = 300
+	// fullNS is less than what a packet takes at full speed, so that one call is enough and its last repetitions, after the end, are
+	// idle ones: the pause between two calls would count as a time in which nothing was offered.
+	fullNS = 150
 
 	// breath is how long a real-time generator then leaves its core to others.
 	breath = 60 * time.Microsecond
