@@ -86,6 +86,9 @@ func (p *part) run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	if p.lab { // its result is kept as every part's is
+		_ = os.Remove(filepath.Join(o.Dir, "lab.json"))
+	}
 	return replace(filepath.Join(o.Dir, "data", p.name+".json"), append(b, '\n'))
 }
 
