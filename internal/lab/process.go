@@ -170,7 +170,7 @@ func (o *output) String() string {
 
 // readyWithin is how long a gateway may take from start to its ready line: binds are retried for a while after another
 // socket on the queue was closed.
-const readyWithin = 15 * time.Second
+const readyWithin = time.Minute
 
 // StartGateway runs `pollux run` in the gateway's namespace on both devices, with the gateway's outside address as alias
 // and a control socket of its own (Socket), and waits for its ready line. args come after these flags; with -c or
