@@ -23,7 +23,11 @@ func table[T any](m *memory, n int) ([]T, error) {
 	var x T
 	var err error
 	if size := uint64(n) * uint64(unsafe.Sizeof(x)); m.shared {
-		ok, dense := false, !m.byUse && offheap.Available() > size+size/4
+		ok, free := false, uint64(0)
+		if !m.byUse {
+			free, _ = offheap.Available()
+		}
+		dense := free > size+size/4
 		if t, ok, err = offheap.AllocShared[T](n, dense); err == nil {
 			m.private = m.private || !ok
 			if ok && dense && t.Pages() != offheap.Small {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"pollux/internal/lab"
 )
@@ -21,7 +22,7 @@ func TestPopulate(t *testing.T) {
 		}
 		g.o.Populate = true
 		before := resident(t)
-		if err := g.populate(); err != nil {
+		if err := g.populate(time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		grown, mapped := resident(t)-before, int(g.workers[0].shard.Counters().Memory)

@@ -7,17 +7,17 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"pollux/internal/clock"
 	"pollux/internal/cpu"
+	"pollux/internal/offheap"
 	"pollux/internal/packet"
 	"pollux/lport"
 	"pollux/nat"
@@ -39,7 +39,7 @@ const (
 func Start(o Options) (*Gateway, error) {
 	g := &Gateway{o: o, quit: make(chan struct{}), done: make(chan struct{}), space: namespace{-1}}
 	for _, step := range []func() error{
-		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.populate, g.readSpread, g.openSockets, g.loadPrograms, g.startWorkers, g.restoreSnapshot, g.attach,
+		g.resolve, g.probe, g.keepAway, g.openTables, g.openRoutes, g.openShards, g.readSpread, g.openSockets, g.loadPrograms, g.startWorkers, g.restoreSnapshot, g.attach,
 	} {
 		if err := step(); err != nil {
 			if undo := g.Stop(); undo != nil {
@@ -199,6 +199,7 @@ func (g *Gateway) openRoutes() (err error) {
 
 // openShards makes the NAT state: a shard for each worker.
 func (g *Gateway) openShards() error {
+	began := time.Now()
 	rules, addresses := g.world.rules(&g.o)
 	aliases, want := Aliases(rules), wanted(rules)
 	if err := g.publishNew(rules, aliases, want, addresses); err != nil {
@@ -223,7 +224,7 @@ func (g *Gateway) openShards() error {
 		}
 		onCore(w.core, func() { w.shard, err = nat.New(o) })
 		if errors.Is(err, unix.ENOMEM) {
-			free, _ := memAvailable()
+			free, _ := offheap.Available()
 			return fmt.Errorf("limits.links: tables for %d links do not fit, %d MiB are available: %w", g.o.Limits.Links, free>>20, err)
 		}
 		if err != nil {
@@ -231,7 +232,10 @@ func (g *Gateway) openShards() error {
 		}
 		mapped += w.shard.Counters().Memory - w.shard.Taken()
 	}
-	return checkMemory(g.o.Limits.Links, mapped)
+	if err := checkMemory(g.o.Limits.Links, mapped); err != nil {
+		return err
+	}
+	return g.populate(began)
 }
 
 // onCore runs f on a thread of the core, so that the memory that it takes is of the core's NUMA node.
@@ -269,26 +273,12 @@ func (g *Gateway) shardOptions(rules *nat.Rules) (nat.Options, error) {
 // checkMemory refuses tables that would not fit, with the arithmetic shown. They are mapped already, but memory is only
 // taken as they fill up: without this check the machine would run out of it some day under load.
 func checkMemory(links int, mapped uint64) error {
-	free, ok := memAvailable()
+	free, ok := offheap.Available()
 	if ok && mapped > free {
 		return fmt.Errorf("limits.links: %d links take %d MiB (%d bytes each), but %d MiB are available: at most %d links fit",
 			links, mapped>>20, mapped/uint64(links), free>>20, free/(mapped/uint64(links)))
 	}
 	return nil
-}
-
-// memAvailable reads MemAvailable in bytes.
-func memAvailable() (n uint64, ok bool) {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(b)) {
-		if _, err := fmt.Sscanf(line, "MemAvailable: %d kB", &n); err == nil {
-			return n << 10, true
-		}
-	}
-	return 0, false
 }
 
 // openSockets maps packet memory and binds one socket for each port.

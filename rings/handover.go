@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -34,11 +33,11 @@ func AdoptUMEM(fd int, i UMEMInfo) (*UMEM, error) {
 	if i.Frames < 1 || i.ChunkSize < 2048 || i.ChunkSize&(i.ChunkSize-1) != 0 || i.Mapped < i.Frames*i.ChunkSize {
 		return nil, fmt.Errorf("umem: %d frames of %d bytes in %d are none", i.Frames, i.ChunkSize, i.Mapped)
 	}
-	align := uintptr(os.Getpagesize())
-	if i.Mapped%hugePageBytes == 0 {
-		align = hugePageBytes
+	pages := offheap.Transparent // aligned, whatever they are, where there is room for a huge one
+	if i.Huge {
+		pages = offheap.Huge
 	}
-	m, err := mapShared(fd, uintptr(i.Mapped), align)
+	m, err := offheap.MapShared(fd, i.Mapped, pages)
 	if err != nil {
 		return nil, fmt.Errorf("umem: map the predecessor's %d MiB: %w", i.Mapped>>20, err)
 	}

@@ -1,16 +1,15 @@
 package rings
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"pollux/internal/offheap"
 )
 
 // Sizes of a UMEM.
@@ -64,29 +63,29 @@ func NewUMEM(o UMEMOptions) (*UMEM, error) {
 		return nil, fmt.Errorf("umem: %d frames, at least 1 is needed", o.Frames)
 	}
 	size := uint64(o.Frames) * uint64(o.ChunkSize)
-	if free, ok := memAvailable(); ok && size > free {
+	if free, ok := offheap.Available(); ok && size > free {
 		return nil, fmt.Errorf("umem: %d frames of %d bytes need %d MiB, but %d MiB are available: lower rings.frames or rings.size",
 			o.Frames, o.ChunkSize, size>>20, free>>20)
 	}
 	u := &UMEM{frames: o.Frames, chunkMask: uint64(o.ChunkSize) - 1, fd: -1}
 	if o.HugePages {
-		if err := u.mapMemfd(size, hugePageBytes, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
+		if err := u.mapMemfd(size, offheap.Huge); err == nil {
 			u.huge = true
 			return u, nil
 		} else if !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
 			return nil, fmt.Errorf("umem: %d MiB of huge pages: %w", size>>20, err)
 		}
-		pages := (size + hugePageBytes - 1) / hugePageBytes
-		u.notice = fmt.Sprintf("umem: %d huge pages of 2 MiB are not there, ordinary pages are used; reserve them with: sysctl vm.nr_hugepages=%d", pages, pages)
+		n := (size + hugePageBytes - 1) / hugePageBytes
+		u.notice = fmt.Sprintf("umem: %d huge pages of 2 MiB are not there, ordinary pages are used; reserve them with: sysctl vm.nr_hugepages=%d", n, n)
 	}
-	page := uint64(os.Getpagesize())
+	pages := offheap.Small
 	if size >= hugePageBytes/2 && o.ChunkSize <= chunkBytesMax { // larger chunks are mostly untouched: don't fill them with pages
-		page = hugePageBytes
+		pages = offheap.Transparent
 	}
-	if err := u.mapMemfd(size, page, 0); err != nil {
+	if err := u.mapMemfd(size, pages); err != nil {
 		return nil, fmt.Errorf("umem: map %d MiB: %w", size>>20, err)
 	}
-	if page == hugePageBytes {
+	if pages == offheap.Transparent {
 		u.collapse()
 	}
 	return u, nil
@@ -104,7 +103,14 @@ func (u *UMEM) collapse() {
 	}
 }
 
-func (u *UMEM) mapMemfd(size, page uint64, flags int) error {
+func (u *UMEM) mapMemfd(size uint64, pages offheap.Pages) error {
+	flags, page := 0, uint64(os.Getpagesize())
+	if pages != offheap.Small {
+		page = hugePageBytes
+	}
+	if pages == offheap.Huge {
+		flags = unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+	}
 	length := (size + page - 1) &^ (page - 1)
 	fd, err := unix.MemfdCreate("pollux-umem", flags|unix.MFD_CLOEXEC)
 	if err != nil {
@@ -114,7 +120,7 @@ func (u *UMEM) mapMemfd(size, page uint64, flags int) error {
 		unix.Close(fd)
 		return err
 	}
-	m, err := mapShared(fd, uintptr(length), uintptr(page))
+	m, err := offheap.MapShared(fd, int(length), pages)
 	if err != nil {
 		unix.Close(fd)
 		return err
@@ -199,21 +205,5 @@ func (u *UMEM) Close() error {
 		return fmt.Errorf("umem: %d sockets still use it", n)
 	}
 	u.closed, u.data = true, nil
-	return errors.Join(unmapShared(u.mapping), unix.Close(u.fd))
-}
-
-// memAvailable reads MemAvailable in bytes.
-func memAvailable() (uint64, bool) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if rest, ok := strings.CutPrefix(s.Text(), "MemAvailable:"); ok {
-			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			return kb << 10, err == nil
-		}
-	}
-	return 0, false
+	return errors.Join(offheap.UnmapShared(u.mapping), unix.Close(u.fd))
 }

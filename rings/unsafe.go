@@ -82,34 +82,6 @@ func ethtoolChannels(name string) (queues int, ok bool) {
 	return int(channels.combined + channels.rx), errno == 0
 }
 
-// mapShared maps length bytes of fd for reading and writing, at an address that is a multiple of align: only so can a
-// mapping be made of huge pages. Both are multiples of the page size.
-func mapShared(fd int, length, align uintptr) ([]byte, error) {
-	room, err := unix.MmapPtr(-1, 0, nil, length+align, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, err
-	}
-	before := -uintptr(room) & (align - 1)
-	p, err := unix.MmapPtr(fd, 0, unsafe.Add(room, before), length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
-	if before > 0 {
-		_ = unix.MunmapPtr(room, before)
-	}
-	if after := align - before; after > 0 {
-		_ = unix.MunmapPtr(unsafe.Add(room, before+length), after)
-	}
-	if err != nil {
-		// The piece in the middle stays as it is: huge pages that are refused have taken the reservation away already, and
-		// then another thread, of Go's own heap even, may have got that place.
-		return nil, err
-	}
-	return unsafe.Slice((*byte)(p), length), nil
-}
-
-// unmapShared undoes mapShared.
-func unmapShared(m []byte) error {
-	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m)), uintptr(len(m)))
-}
-
 // driverName returns a netdev's driver as ethtool -i shows it; empty when the driver doesn't tell.
 func driverName(name string) string {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

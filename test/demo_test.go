@@ -81,6 +81,9 @@ func TestDemoCleansUpWhenInterrupted(t *testing.T) {
 func TestDemoKept(t *testing.T) {
 	lab.Require(t)
 	if len(namespacesOf("kept-")) > 0 {
+		if os.Getenv("POLLUX_REQUIRE_LAB") == "1" {
+			t.Fatal("POLLUX_REQUIRE_LAB=1, and a kept lab is up: pollux demo --clean")
+		}
 		t.Skip("a kept lab is up on this machine; it is left alone")
 	}
 	t.Cleanup(func() { lab.RemoveKept() })

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pollux/internal/cpu"
+	"pollux/internal/offheap"
 )
 
 // The oldest kernel that pollux is built for, Debian 12's: BPF links for XDP, live frames in BPF_PROG_TEST_RUN and socket
@@ -152,7 +152,7 @@ func list(n []int) string {
 
 func memory(o Options) Result {
 	need := o.UMEMBytes + o.TableBytes
-	free, found := memAvailable()
+	free, found := offheap.Available()
 	if !found {
 		return warn("memory", "", "can't read MemAvailable in /proc/meminfo")
 	}
@@ -161,21 +161,6 @@ func memory(o Options) Result {
 			"frames %s + tables %s = %s, but %s is available", mib(o.UMEMBytes), mib(o.TableBytes), mib(need), mib(free))
 	}
 	return ok("memory", "%s needed, %s available", mib(need), mib(free))
-}
-
-func memAvailable() (uint64, bool) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		var kb uint64
-		if n, _ := fmt.Sscanf(s.Text(), "MemAvailable: %d kB", &kb); n == 1 {
-			return kb << 10, true
-		}
-	}
-	return 0, false
 }
 
 // lockedMemory: an AF_XDP socket's frames count against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK.

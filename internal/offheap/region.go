@@ -95,7 +95,7 @@ func mapFile(size int, pages Pages) (*Region, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: a memfd of %d bytes: %w", length, err)
 	}
-	mem, err := mapAligned(fd, length, pages)
+	mem, err := MapShared(fd, length, pages)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: map %d bytes: %w", length, err)
@@ -158,7 +158,7 @@ func (r *Region) Free() error {
 	}
 	mem := r.mem
 	r.mem, r.size = nil, 0
-	err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)))
+	err := UnmapShared(mem)
 	if r.fd >= 0 {
 		if e := unix.Close(r.fd); err == nil {
 			err = e

@@ -35,15 +35,18 @@ func NewShared(size int, dense bool) (r *Region, ok bool, err error) {
 	return r, r != nil && r.fd >= 0, err
 }
 
-// Available returns how many bytes the machine can still give (MemAvailable); 0 when it doesn't tell.
-func Available() (n uint64) {
-	b, _ := os.ReadFile("/proc/meminfo")
+// Available returns how many bytes the machine can still give (MemAvailable); ok is false when it doesn't tell.
+func Available() (n uint64, ok bool) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
 	for line := range strings.Lines(string(b)) {
 		if _, err := fmt.Sscanf(line, "MemAvailable: %d kB", &n); err == nil {
-			return n << 10
+			return n << 10, true
 		}
 	}
-	return 0
+	return 0, false
 }
 
 // AllocShared is Alloc in memory of NewShared.
@@ -75,7 +78,7 @@ func Adopt(fd int, i RegionInfo) (*Region, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: a region of %d bytes in %d is none", i.Size, i.Mapped)
 	}
-	mem, err := mapAligned(fd, i.Mapped, i.Pages)
+	mem, err := MapShared(fd, i.Mapped, i.Pages)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("offheap: map the predecessor's %d bytes: %w", i.Mapped, err)
@@ -83,8 +86,9 @@ func Adopt(fd int, i RegionInfo) (*Region, error) {
 	return &Region{mem: mem, size: i.Size, fd: fd, pages: i.Pages}, nil
 }
 
-// mapAligned maps a file such that huge pages of it can be mapped whole.
-func mapAligned(fd, length int, pages Pages) ([]byte, error) {
+// MapShared maps length bytes of a memfd for reading and writing, such that huge pages of it can be mapped whole: from a huge page
+// on, Transparent and Small mappings begin at a multiple of one. UnmapShared takes it back.
+func MapShared(fd, length int, pages Pages) ([]byte, error) {
 	if length < hugePage || pages == Huge { // hugetlbfs aligns by itself
 		at, err := unix.MmapPtr(fd, 0, nil, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
@@ -114,4 +118,9 @@ func mapAligned(fd, length int, pages Pages) ([]byte, error) {
 		return nil, err
 	}
 	return unsafe.Slice((*byte)(at), length), nil
+}
+
+// UnmapShared undoes MapShared; any later access is a fault.
+func UnmapShared(m []byte) error {
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m)), uintptr(len(m)))
 }
