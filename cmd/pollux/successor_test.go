@@ -1,8 +1,6 @@
 package main
 
 import (
-	"net"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
@@ -15,19 +13,7 @@ import (
 // child, has a watchdog that works, and ends by SIGTERM with status 0. systemd kills at once what is not its child.
 func TestSuccessorOfAService(t *testing.T) {
 	l := newLab(t)
-	manager := filepath.Join(l.Dir, "notify")
-	ln, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: manager, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := heard(t, ln)
-	t.Setenv("NOTIFY_SOCKET", manager)
-	t.Setenv("WATCHDOG_USEC", "300000")
-	p, err := l.StartGateway(binary, "--idle", "adaptive", "--limits-links", "5000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	await(t, list, "READY=1")
+	p, list := startManaged(t, l, "300000")
 	r, err := control.NewClient(l.Socket()).Restart(t.Context())
 	if err != nil {
 		t.Fatal(err)

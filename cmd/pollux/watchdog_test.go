@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"pollux/internal/lab"
 )
 
 // heard collects what the service manager is told.
@@ -49,10 +51,9 @@ func await(t *testing.T, list <-chan string, want string) {
 	}
 }
 
-// TestWatchdogOfAHungWorker stops the thread of one worker only, as a bug in it would: from then on the service manager hears
-// nothing, while the rest of the process is well. It then does what systemd does, and a new gateway forwards.
-func TestWatchdogOfAHungWorker(t *testing.T) {
-	l := newLab(t)
+// startManaged starts a gateway below a service manager, which the test is, and returns what it tells once it is ready.
+func startManaged(t *testing.T, l *lab.Lab, watchdog string) (*lab.Process, <-chan string) {
+	t.Helper()
 	manager := filepath.Join(l.Dir, "notify")
 	ln, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: manager, Net: "unixgram"})
 	if err != nil {
@@ -60,12 +61,20 @@ func TestWatchdogOfAHungWorker(t *testing.T) {
 	}
 	list := heard(t, ln)
 	t.Setenv("NOTIFY_SOCKET", manager)
-	t.Setenv("WATCHDOG_USEC", "150000")
+	t.Setenv("WATCHDOG_USEC", watchdog)
 	p, err := l.StartGateway(binary, "--idle", "adaptive", "--limits-links", "5000")
 	if err != nil {
 		t.Fatal(err)
 	}
 	await(t, list, "READY=1")
+	return p, list
+}
+
+// TestWatchdogOfAHungWorker stops the thread of one worker only, as a bug in it would: from then on the service manager hears
+// nothing, while the rest of the process is well. It then does what systemd does, and a new gateway forwards.
+func TestWatchdogOfAHungWorker(t *testing.T) {
+	l := newLab(t)
+	p, list := startManaged(t, l, "150000")
 	await(t, list, "WATCHDOG=1")
 	await(t, list, "WATCHDOG=1")
 
@@ -105,7 +114,7 @@ func TestWatchdogOfAHungWorker(t *testing.T) {
 	if !strings.Contains(p.Output(), "SIGABRT") || !strings.Contains(p.Output(), "goroutine") {
 		t.Errorf("an aborted gateway does not say what it did:\n%s", p.Output())
 	}
-	p, err = l.StartGateway(binary, "--idle", "adaptive", "--limits-links", "5000")
+	p, err := l.StartGateway(binary, "--idle", "adaptive", "--limits-links", "5000")
 	if err != nil {
 		t.Fatal(err)
 	}
